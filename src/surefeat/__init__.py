@@ -1,0 +1,40 @@
+"""surefeat: dense visual features with a confidence, learned from unlabelled photos.
+
+Public names are loaded when first used, so that `import surefeat` and `surefeat --help` stay quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from surefeat import viz
+    from surefeat.features import Features
+    from surefeat.image import load as load_image
+    from surefeat.model import DenseFeatures
+    from surefeat.pretrain import pretrain
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "DenseFeatures": ("surefeat.model", "DenseFeatures"),
+    "Features": ("surefeat.features", "Features"),
+    "load_image": ("surefeat.image", "load"),
+    "pretrain": ("surefeat.pretrain", "pretrain"),
+    "viz": ("surefeat.viz", None),
+}
+
+__all__ = ["DenseFeatures", "Features", "load_image", "pretrain", "viz"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"surefeat has no {name!r}; public names: {', '.join(__all__)}")
+    module, attribute = _WHERE[name]
+    found = import_module(module)
+    return found if attribute is None else getattr(found, attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

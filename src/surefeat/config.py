@@ -1,0 +1,202 @@
+"""Every knob of learning: unit, default, where it comes from. Imports nothing heavy.
+
+Tags in the field notes: [P] printed in the paper, [C] our choice where it is silent,
+[M] measured to work better than the printed value (docs/recipe.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, get_type_hints
+
+Trained = Literal["all", "last", "head"]
+LossKind = Literal["probabilistic", "plain", "contrastive"]
+
+
+@dataclass(frozen=True)
+class WarpConfig:
+    """Random affine views of one image (paper, section 3.4)."""
+
+    size: int = 224
+    """Side of a view, pixels [C]."""
+    rotation: float = 15.0
+    """Largest rotation either way, degrees; the paper preset has 30 [M]."""
+    linear: float = 0.2
+    """Each of the four linear entries is multiplied by its own U(1-linear, 1+linear); paper 0.5 [M]."""
+    translation: float = 0.25
+    """Largest shift either way, in half sides of the view; paper 0.5 [M]."""
+    zoom: tuple[float, float] = (0.7, 1.3)
+    """Side of the view over the side of the image before the linear part; paper 9/8, which is 9/16 of
+    the mirror-padded image [M]."""
+    mirror: bool = False
+    """Mirror both views of an image left to right with probability 1/2 [C]."""
+
+
+@dataclass(frozen=True)
+class ColourConfig:
+    """SSD's colour changes, drawn anew for each view after the warp (paper, section 3.4)."""
+
+    brightness: float = 32 / 255
+    """Added, +-, on the [0, 1] scale [P names SSD]."""
+    contrast: float = 0.5
+    """Factor U(1-c, 1+c) [P]."""
+    saturation: float = 0.5
+    """Factor U(1-s, 1+s) [P]."""
+    hue: float = 36.0
+    """Rotation, +-, degrees: SSD's 18 units of OpenCV's 180 [P]."""
+    strength: float = 1.75
+    """All ranges times this; the paper says "increased" without a number [C]."""
+    probability: float = 0.5
+    """Of each of the four changes [P]."""
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Pairs, labels and the density of scores (paper, sections 3.2 to 3.4)."""
+
+    kind: LossKind = "probabilistic"
+    """probabilistic = Ours, plain = Ours w/o conf., contrastive = UCN's loss [P]."""
+    points: int = 700
+    """Points per image pair; all pairs of them are scored [P]."""
+    negatives: int = 30
+    """Hardest negatives kept per anchor [P]."""
+    match_radius: float = 1.0
+    """A pair closer than this is a match, pixels of view 1 [P]."""
+    ignore_radius: float = 30.0
+    """A pair further than this is a non-match, pixels of view 1; between the two it is ignored [P]."""
+    sigma_warmup: int = 150
+    """Steps during which sigma is held at 1, against collapse [M]."""
+    margin: float = 1.0
+    """Of the contrastive loss, distance of unit descriptors [C]."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network (paper, section 3.6)."""
+
+    trunk: str = "resnet50"
+    """resnet50, vgg16, small, or timm:NAME (the timm extra)."""
+    stride_in_1x1: bool = False
+    """ResNet v1 (stride in the first 1x1 of a block) instead of v1.5, torchvision's own."""
+    channels: int = 128
+    """Descriptor size C [C]."""
+    sigma_floor: float = 1e-2
+    """Added to softplus: the smallest uncertainty [C]."""
+    lower: str = "res4c"
+    """Lower layer that matching adds to the descriptors; res4c for ResNet-50, pool4 for VGG16 [P]."""
+    longest_side: int = 320
+    """Images are resized to this for extraction, pixels [C]."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The loop."""
+
+    steps: int = 1000
+    """Optimiser steps; a plateau may stop earlier."""
+    batch: int = 64
+    """Image pairs per step, over all processes [C]."""
+    trained: Trained = "last"
+    """all layers, the last stage (res5) and the head, or the head alone; the paper trains all [M]."""
+    optimiser: Literal["adagrad", "adamw"] = "adamw"
+    """The paper: AdaGrad, lr 1e-3, weight decay 5e-4, which on res5 gives the same [M]."""
+    lr: float = 1e-4
+    """Of the trunk [M]; AdaGrad in the paper 1e-3."""
+    head_lr: float = 1e-3
+    """Of the head [M]."""
+    weight_decay: float = 5e-4
+    """[P]."""
+    lr_warmup: int = 50
+    """Steps of linear warm-up [C]."""
+    decay: Literal["constant", "cosine"] = "cosine"
+    """How the rate falls towards the last step; the paper preset is constant [C]."""
+    batch_norm: Literal["frozen", "trained"] = "frozen"
+    """Statistics of the trunk's batch norm: those of the initial weights, or of each batch [C]."""
+    clip: float = 1.0
+    """Largest gradient norm; 0 switches it off [C]."""
+    patience: int = 0
+    """Stop when the smoothed loss has not improved for this many steps; 0 = run all steps [P: plateau]."""
+    seed: int = 0
+    """Determines everything drawn, on one machine."""
+    amp: bool = True
+    """bf16 on accelerators; never on the CPU."""
+    compile: bool = False
+    """torch.compile of network and loss: about a minute at the start, then faster."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl."""
+    check_every: int = 0
+    """Steps between label-free checks on held-out images; 0 = only at the end."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Images in."""
+
+    side: int = 256
+    """Images are kept at this longest side, pixels."""
+    held_out: int = 64
+    """Images kept from training for the label-free check (at most a fifth of the set)."""
+    memory: Literal["auto", "device", "host", "stream"] = "auto"
+    """Where decoded images live: the first of these that they fit into."""
+    workers: int = 8
+    """Threads that decode, or processes that stream."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of it; stored as config.json in every run folder."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    warp: WarpConfig = field(default_factory=WarpConfig)
+    colour: ColourConfig = field(default_factory=ColourConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+
+
+def preset(name: Literal["ours", "paper", "small"]) -> Config:
+    """`ours`: what worked best; `paper`: as printed; `small`: for CPU, tests and the demo."""
+    ours = Config()
+    if name == "ours":
+        return ours
+    if name == "paper":
+        wide = replace(ours.warp, rotation=30.0, linear=0.5, translation=0.5, zoom=(9 / 8, 9 / 8))
+        printed = replace(
+            ours.train, trained="all", optimiser="adagrad", lr=1e-3, decay="constant", patience=2000,
+            lr_warmup=0, clip=0.0, steps=20_000,
+        )  # fmt: skip
+        return replace(ours, warp=wide, train=printed)
+    if name == "small":
+        return replace(
+            ours,
+            model=replace(ours.model, trunk="small", channels=32, lower="conv4", longest_side=128),
+            warp=replace(ours.warp, size=96),
+            loss=replace(ours.loss, points=256, ignore_radius=12.0, sigma_warmup=200),
+            train=replace(ours.train, steps=600, batch=16, trained="all", lr=2e-3, head_lr=2e-3),
+            data=replace(ours.data, side=112),
+        )
+    raise ValueError(f"unknown preset {name!r}; choose ours, paper or small")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as plain JSON values."""
+    return asdict(config)
+
+
+def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
+    """Rebuild a config dataclass from JSON; an unknown key is an error that names it."""
+    hints = get_type_hints(kind)
+    known = {item.name for item in fields(kind)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(f"unknown setting {unknown[0]!r} for {kind.__name__}; known: {sorted(known)}")
+    built: dict[str, Any] = {}
+    for name, value in values.items():
+        hint = hints[name]
+        if is_dataclass(hint):
+            built[name] = from_dict(hint, value)  # type: ignore[arg-type]
+        else:
+            built[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**built)

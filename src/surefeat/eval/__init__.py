@@ -1,0 +1,1 @@
+"""Benchmarks: metrics with their conventions, ground-truth regions, rankings and controls."""

@@ -1,0 +1,236 @@
+"""DenseFeatures: trunk + 1x1 head -> unit descriptors and their uncertainty at every location."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from surefeat.backbone import build_trunk
+from surefeat.config import ModelConfig, Trained, from_dict, to_dict
+from surefeat.features import Features
+from surefeat.geometry import Frame, pixel_to_grid, sample
+from surefeat.image import ImageError, ImageLike, prepare
+from surefeat.weights import load_initial, stride_in_1x1_of
+
+WEIGHTS, SETTINGS = "model.safetensors", "model.json"
+
+
+@dataclass(frozen=True)
+class Maps:
+    """What the network says of B images of one size."""
+
+    descriptors: Tensor
+    """(B, C, h, w), unit length along C."""
+    uncertainty: Tensor
+    """(B, h, w): sigma, above the floor."""
+    stride: int
+
+    def at(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Network pixels (B, N, 2) -> unit descriptors (B, N, C) and sigma (B, N), read bilinearly."""
+        cells = pixel_to_grid(points, self.stride)
+        both = torch.cat([self.descriptors, self.uncertainty[:, None]], dim=1).float()
+        read = sample(both, cells)
+        return F.normalize(read[..., :-1], dim=-1), read[..., -1]
+
+
+class DenseFeatures(nn.Module):
+    """Dense descriptors with a per-pixel confidence (paper, section 3.6)."""
+
+    def __init__(self, config: ModelConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or ModelConfig()
+        self.trunk = build_trunk(self.config.trunk, stride_in_1x1=self.config.stride_in_1x1)
+        if self.config.lower not in self.trunk.taps:
+            known = ", ".join(self.trunk.taps)
+            raise ValueError(
+                f"{self.config.trunk} has no layer {self.config.lower!r}; choose one of {known}"
+            )
+        self.head = nn.Conv2d(self.trunk.taps[self.trunk.last], self.config.channels + 1, 1)
+        _start_sigma_near_one(self.head, self.config.sigma_floor)
+        self.register_buffer("mean", torch.tensor(self.trunk.mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(self.trunk.std)[:, None, None], persistent=False)
+        self.mean: Tensor
+        self.std: Tensor
+
+    @classmethod
+    def create(cls, config: ModelConfig, *, init: str | Path = "imagenet") -> DenseFeatures:
+        """A model ready for training, its trunk filled with initial weights (see weights.py)."""
+        if config.trunk == "resnet50" and str(init) not in ("imagenet", "none"):
+            said = stride_in_1x1_of(Path(init))
+            if said is not None:
+                config = replace(config, stride_in_1x1=said)
+        model = cls(config)
+        load_initial(model.trunk, init, name=config.trunk)
+        return model
+
+    @property
+    def stride(self) -> int:
+        return self.trunk.stride
+
+    def normalise_input(self, images: Tensor) -> Tensor:
+        """RGB in [0, 1] -> the trunk's own input scale."""
+        return (images - self.mean) / self.std
+
+    def forward(self, images: Tensor) -> Maps:
+        """(B, 3, H, W) RGB in [0, 1] -> descriptors and uncertainty at the trunk's stride."""
+        last = self.trunk.last
+        return self._head(self.trunk(self.normalise_input(images), (last,))[last])
+
+    def forward_with_lower(self, images: Tensor) -> tuple[Maps, Tensor]:
+        """The same, and the lower layer that matching adds: (B, D, h', w')."""
+        names = (self.config.lower, self.trunk.last)
+        taps = self.trunk(self.normalise_input(images), names)
+        return self._head(taps[self.trunk.last]), taps[self.config.lower]
+
+    def _head(self, x: Tensor) -> Maps:
+        out = self.head(x).float()
+        sigma = F.softplus(out[:, -1]) + self.config.sigma_floor
+        return Maps(F.normalize(out[:, :-1], dim=1), sigma, self.stride)
+
+    def set_trained(self, trained: Trained, *, batch_norm: str = "frozen") -> None:
+        """Choose which parameters learn, and put every batch norm into its mode.
+
+        Statistics of layers that do not learn stay frozen whatever `batch_norm` says.
+        """
+        self.requires_grad_(trained == "all")
+        self.head.requires_grad_(True)
+        if trained == "last":
+            self.trunk.last_stage.requires_grad_(True)
+        self.eval()
+        for module in self.modules():
+            learns = any(p.requires_grad for p in module.parameters(recurse=False))
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.train(batch_norm == "trained" and learns)
+
+    @torch.inference_mode()
+    def extract(
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        *,
+        longest_side: int | None = None,
+        batch: int = 16,
+    ) -> list[Features]:
+        """Features of one or many images: paths, folders, PIL images, arrays, tensors; any sizes.
+
+        Images are resized to `longest_side` network pixels (default: the model's own) and batched
+        with those of the same size, so nothing is padded and a batch gives what one image gives.
+        """
+        side = longest_side or self.config.longest_side
+        if side < 2 * self.stride:
+            raise ValueError(f"longest_side {side} is too small; use at least {2 * self.stride}")
+        found: dict[int, Features] = {}
+        waiting: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
+        for index, image in enumerate(_each_image(images)):
+            pixels, frame = prepare(image, longest_side=side, multiple=_multiple(self))
+            name = str(image) if isinstance(image, str | Path) else ""
+            group = waiting.setdefault(frame.network, [])
+            group.append((index, pixels, frame, name))
+            if len(group) == batch:
+                found.update(self._extract_group(waiting.pop(frame.network)))
+        for group in waiting.values():
+            found.update(self._extract_group(group))
+        return [found[index] for index in sorted(found)]
+
+    def _extract_group(
+        self, group: list[tuple[int, Tensor, Frame, str]]
+    ) -> Iterator[tuple[int, Features]]:
+        device = self.head.weight.device
+        stack = torch.stack([pixels for _, pixels, _, _ in group]).to(device).float() / 255
+        safe = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        with torch.autocast(device.type, torch.bfloat16, enabled=safe):
+            maps, lower = self.forward_with_lower(stack)
+        for row, (index, _, frame, name) in enumerate(group):
+            yield index, Features(
+                descriptors=maps.descriptors[row].float(),
+                uncertainty=maps.uncertainty[row].float(),
+                lower=F.normalize(lower[row].float(), dim=0),
+                frame=frame,
+                stride=self.stride,
+                name=name,
+            )
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write model.json and model.safetensors."""
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: value.contiguous() for name, value in self.state_dict().items()}
+        save_file(state, folder / WEIGHTS)
+        settings = {"config": to_dict(self.config), "sha256": file_hash(folder / WEIGHTS)}
+        (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *, device: str | None = None) -> DenseFeatures:
+        """A model from its folder (a run folder works too), checked against its hash, in eval mode."""
+        from safetensors.torch import load_file
+
+        folder = _model_folder(Path(source))
+        settings = json.loads((folder / SETTINGS).read_text())
+        weights = folder / WEIGHTS
+        if file_hash(weights) != settings["sha256"]:
+            raise ValueError(f"{weights} is damaged (its hash differs from {SETTINGS}); copy it anew")
+        model = cls(from_dict(ModelConfig, settings["config"]))
+        try:
+            model.load_state_dict(load_file(weights))
+        except RuntimeError as error:
+            raise ValueError(f"{folder}: weights and {SETTINGS} are of different models") from error
+        return model.eval().to(device or best_device())
+
+
+def best_device() -> torch.device:
+    """CUDA, else Apple's GPU, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _model_folder(source: Path) -> Path:
+    for folder in (source, source / "model"):
+        if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
+            return folder
+    raise FileNotFoundError(
+        f"no model at {source} (looked for {SETTINGS} and {WEIGHTS}, also in model/); "
+        "pass a folder written by `surefeat pretrain`"
+    )
+
+
+def _multiple(model: DenseFeatures) -> int:
+    return model.stride
+
+
+def _each_image(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
+    """Single images, sequences of them, and the images of folders."""
+    from surefeat.image import EXTENSIONS
+
+    items = images if isinstance(images, list | tuple) else [images]
+    for item in items:
+        if isinstance(item, str | Path) and Path(item).is_dir():
+            paths = sorted(p for p in Path(item).rglob("*") if p.suffix.lower() in EXTENSIONS)
+            if not paths:
+                raise ImageError(f"no images under {item} (looked for {' '.join(EXTENSIONS)})")
+            yield from paths
+        else:
+            yield item  # type: ignore[misc]
+
+
+def _start_sigma_near_one(head: nn.Conv2d, floor: float) -> None:
+    """Small weights and a bias with softplus(bias) + floor = 1, so that training starts at sigma ~ 1."""
+    assert head.bias is not None
+    with torch.no_grad():
+        head.weight[-1].mul_(0.1)
+        head.bias[-1] = math.log(math.expm1(1.0 - floor))

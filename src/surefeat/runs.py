@@ -1,0 +1,189 @@
+"""A run folder: config.json, environment.json, metrics.jsonl, skipped.txt, checkpoints, model/.
+
+Everything is written whole or not at all: to a temporary name, flushed to disk, then renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefeat.config import Config, from_dict, to_dict
+
+# The newest checkpoint and one before it, should the disk have failed in the middle.
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Model and optimiser after a step, all that is needed to continue exactly."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    """Named `model.*` and `optimiser.*`."""
+    progress: dict[str, Any]
+    """Plain values of the loop (best loss, seconds spent)."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One folder of one training."""
+
+    folder: Path
+
+    @classmethod
+    def start(cls, folder: str | Path, config: Config) -> Run:
+        """A new run; a folder that already holds one is refused."""
+        run = cls(Path(folder))
+        if run.config_file.exists():
+            raise FileExistsError(
+                f"{run.folder} already holds a run; pass --resume to continue it, or another --out"
+            )
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_json(run.folder / "environment.json", environment())
+        write_json(run.config_file, to_dict(config))
+        return run
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """An existing run."""
+        run = cls(Path(folder))
+        if not run.config_file.is_file():
+            raise FileNotFoundError(f"{run.folder} holds no run (no config.json); start one first")
+        return run
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "config.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def config(self) -> Config:
+        """The settings the run was started with."""
+        loaded: Config = from_dict(Config, json.loads(self.config_file.read_text()))
+        return loaded
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl."""
+        with self.metrics_file.open("a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl; a line cut off by a crash is left out."""
+        if not self.metrics_file.is_file():
+            return []
+        rows = []
+        for line in self.metrics_file.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return rows
+
+    def forget_after(self, step: int) -> None:
+        """Drop metrics of steps that a resumed run will do again."""
+        rows = [row for row in self.metrics() if row["step"] <= step]
+        write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> Path:
+        """Write one file, atomically, and remove all but the newest two."""
+        from safetensors.torch import save
+
+        path = self.folder / f"checkpoint-{checkpoint.step:08d}.safetensors"
+        about = {"step": checkpoint.step, "progress": checkpoint.progress}
+        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in checkpoint.tensors.items()}
+        write_bytes(path, save(tensors, {"about": json.dumps(about)}))
+        for old in self.checkpoints()[:-_KEPT]:
+            old.unlink()
+        return path
+
+    def checkpoints(self) -> list[Path]:
+        """Checkpoint files, oldest first."""
+        return sorted(self.folder.glob("checkpoint-*.safetensors"))
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The newest readable checkpoint, or None where there is none."""
+        from safetensors import SafetensorError, safe_open
+
+        for path in reversed(self.checkpoints()):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    about = json.loads((file.metadata() or {})["about"])
+                    tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            except (SafetensorError, KeyError, ValueError):
+                continue
+            return Checkpoint(about["step"], tensors, about["progress"])
+        return None
+
+
+def environment() -> dict[str, Any]:
+    """Where and when something ran: versions, hardware, commit, date."""
+    from surefeat import __version__
+
+    return {
+        "surefeat": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "hardware": hardware(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def hardware() -> str:
+    """The accelerator's name, or the processor's and its number of cores."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        name = lines[0].split(":", 1)[1].strip() if lines else name
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def commit() -> str:
+    """Commit of the source tree surefeat runs from; empty for an installed package."""
+    override = os.environ.get("SUREFEAT_COMMIT")
+    if override:
+        return override
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=False,
+        )  # fmt: skip
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text atomically."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, also across a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
