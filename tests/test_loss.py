@@ -114,8 +114,9 @@ def test_predicted_loss_is_the_mean_of_the_density() -> None:
 def test_labels_follow_the_two_radii() -> None:
     moved = torch.tensor([[[10.0, 10.0]]])
     others = torch.tensor([[[10.0, 11.0], [10.8, 10.8], [40.0, 10.0], [40.1, 10.0]]])
-    found = labels(moved, others, LossConfig(match_radius=1, ignore_radius=30))
-    assert found.tolist() == [[[1, 0, 0, -1]]]
+    match, non_match = labels(moved, others, LossConfig(match_radius=1, ignore_radius=30))
+    assert match.tolist() == [[[True, False, False, False]]]
+    assert non_match.tolist() == [[[False, False, False, True]]]
 
 
 def _random_batch(seed: int, *, batch: int = 2, count: int = 12, channels: int = 5) -> list[Tensor]:
@@ -186,12 +187,12 @@ def test_gradient_flows_only_through_positives_and_mined_negatives() -> None:
     batch[1].requires_grad_(True)
     with torch.no_grad():
         inner = (batch[0] @ batch[1].transpose(1, 2))[0]
-        kind = labels(batch[4], batch[4], config)[0]
+        match, non_match = (mask[0] for mask in labels(batch[4], batch[4], config))
     loss = pair_loss(*batch, config).total
     (gradient,) = torch.autograd.grad(loss, batch[1])
     scored = torch.zeros(inner.shape, dtype=torch.bool)
-    scored[kind == 1] = True
-    hardest = inner.clamp_min(0).masked_fill(kind != -1, -1).argmax(1)
+    scored[match] = True
+    hardest = inner.clamp_min(0).masked_fill(~non_match, -1).argmax(1)
     scored[torch.arange(len(inner)), hardest] = True
     touched = (scored & (inner > 0)).any(0)
     assert torch.equal(gradient[0].abs().sum(-1) > 0, touched)

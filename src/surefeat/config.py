@@ -122,7 +122,7 @@ class TrainConfig:
     """bf16 on accelerators; never on the CPU."""
     compile: bool = False
     """torch.compile of network and loss: about a minute at the start, then faster."""
-    log_every: int = 10
+    log_every: int = 50
     """Steps between lines of metrics.jsonl."""
     check_every: int = 0
     """Steps between label-free checks on held-out images; 0 = only at the end."""
@@ -174,7 +174,7 @@ def preset(name: Literal["ours", "paper", "small"]) -> Config:
             model=replace(ours.model, trunk="small", channels=32, lower="conv4", longest_side=128),
             warp=replace(ours.warp, size=96),
             loss=replace(ours.loss, points=256, ignore_radius=12.0, sigma_warmup=200),
-            train=replace(ours.train, steps=600, batch=16, trained="all", lr=2e-3, head_lr=2e-3),
+            train=replace(ours.train, steps=600, batch=16, trained="all", lr=2e-3, head_lr=2e-3, log_every=10),
             data=replace(ours.data, side=112),
         )
     raise ValueError(f"unknown preset {name!r}; choose ours, paper or small")

@@ -45,6 +45,19 @@ def sample(maps: Tensor, cells: Tensor) -> Tensor:
     return read.squeeze(2).transpose(1, 2)
 
 
+def interpolation(cells: Tensor, *, size: tuple[int, int]) -> Tensor:
+    """Bilinear weights (B, N, H*W) with which a (H, W) map is read at cells (B, N, 2).
+
+    The same as `sample`, as a matrix: for small maps and many points a product with it, and above
+    all its gradient, is faster than scattered reads.
+    """
+    height, width = size
+    x, y = cells[..., 0, None].clamp(0, width - 1), cells[..., 1, None].clamp(0, height - 1)
+    across = (1 - (x - torch.arange(width, device=cells.device)).abs()).clamp_min(0)
+    down = (1 - (y - torch.arange(height, device=cells.device)).abs()).clamp_min(0)
+    return (down[..., None] * across[..., None, :]).flatten(-2)
+
+
 def cell_centres(*, size: tuple[int, int], stride: float, device: torch.device | None = None) -> Tensor:
     """Pixel positions (H*W, 2) of the cells of a (H, W) map, row by row."""
     ys, xs = torch.meshgrid(
@@ -58,7 +71,10 @@ def cell_centres(*, size: tuple[int, int], stride: float, device: torch.device |
 
 def apply_affine(matrix: Tensor, points: Tensor) -> Tensor:
     """matrix (..., 2, 3) and points (..., N, 2) -> (..., N, 2)."""
-    return points @ matrix[..., :2].transpose(-1, -2) + matrix[..., 2].unsqueeze(-2)
+    # Written out: products with an inner size of two are slow as matrix products.
+    m = matrix.unsqueeze(-3)
+    x, y = points[..., 0, None], points[..., 1, None]
+    return x * m[..., 0] + y * m[..., 1] + m[..., 2]
 
 
 def compose(outer: Tensor, inner: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ MAX_BYTES = 8 * MAX_PIXELS
 """Larger files are refused unread: no format needs more for MAX_PIXELS (16-bit RGBA)."""
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
-# Pillow's readers are called directly and not through Image.open: that knows dozens of rare formats,
-# some of which start other programs, and it has its own, lower and global limit on pixels.
+# Pillow's readers are called directly: Image.open knows dozens of rare formats, some of which start
+# other programs, and has its own, lower and global limit on pixels.
 _READERS: dict[bytes, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
     b"\xff\xd8\xff": JpegImageFile,
     b"\x89PNG": PngImageFile,
@@ -86,8 +86,8 @@ def decode(
 ) -> Tensor:
     """The bytes of an image file -> RGB (3, H, W) uint8, upright. `name` is for messages.
 
-    With `longest_side`, a JPEG may come out smaller, by 2, 4 or 8, which is faster; its longest side
-    stays at least that long. The caller resizes the rest of the way.
+    With `longest_side`, a JPEG may come out 2, 4 or 8 times smaller, which is faster; its longest
+    side stays at least that long. The caller resizes the rest of the way.
     """
     if not data:
         raise problem(name, "is empty (0 bytes); fetch or export it again")
@@ -103,7 +103,7 @@ def decode(
 def read_bytes(
     path: str | Path, *, name: str | None = None, offset: int = 0, size: int | None = None
 ) -> bytes:
-    """A regular file's bytes, or the `size` bytes from `offset`; whatever could block is refused."""
+    """A regular file's bytes, or `size` bytes from `offset`; whatever could block is refused."""
     name = str(path) if name is None else name
     try:
         info = os.stat(path)
@@ -155,7 +155,7 @@ def resize(image: Tensor, *, size: tuple[int, int]) -> Tensor:
 
 
 def prepare(image: ImageLike, *, longest_side: int, multiple: int) -> tuple[Tensor, Frame]:
-    """Any image -> the network's input (3, h, w) uint8 and the Frame that relates it to the original."""
+    """Any image -> the network's input (3, h, w) uint8, and its Frame back to the original."""
     pixels = load(image)
     original = (pixels.shape[1], pixels.shape[2])
     size = network_size(original, longest_side=longest_side, multiple=multiple)
@@ -240,7 +240,7 @@ def _orientation(image: Image.Image) -> int:
     """EXIF's 1 to 8. Read after load(), which turns TIFFs upright by itself and drops the tag."""
     try:
         found = image.getexif().get(0x0112)
-    except Exception:  # noqa: BLE001 - a damaged EXIF block does not make the picture unusable
+    except Exception:  # a damaged EXIF block does not make the picture unusable
         return 1
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
@@ -251,7 +251,7 @@ def _from_array(array: npt.NDArray[Any]) -> Tensor:
     if array.ndim not in (2, 3) or channels not in (1, 3, 4) or array.size == 0:
         fix = "channels come last, array.transpose(1, 2, 0) moves them"
         raise problem(name, f"is none of (H, W), (H, W, 1), (H, W, 3), (H, W, 4); {fix}")
-    if not (array.dtype in (np.uint8, np.uint16) or array.dtype.kind == "f"):
+    if array.dtype.kind != "f" and (array.dtype.kind != "u" or array.dtype.itemsize > 2):
         raise problem(name, "has neither uint8, uint16 nor float values; convert it")
     pixels = _to_uint8(array if channels > 1 else array.reshape(array.shape[:2]), name=name)
     return _to_rgb(Image.fromarray(np.ascontiguousarray(pixels)), name=name).contiguous()

@@ -43,11 +43,10 @@ def mean_predicted_loss(sigma: Tensor) -> Tensor:
     return torch.where(b < 1e-2, 0.5 - b / 12, safe.reciprocal() - torch.expm1(safe).reciprocal())
 
 
-def labels(points0_in_1: Tensor, points1: Tensor, config: LossConfig) -> Tensor:
-    """g(u) (B, N, 2) and u' (B, M, 2), both in view 1 -> (B, N, M) int8: +1, 0 (ignored) or -1."""
+def labels(points0_in_1: Tensor, points1: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """g(u) (B, N, 2) and u' (B, M, 2), both in view 1 -> masks (B, N, M) of y = +1 and of y = -1."""
     square = (points0_in_1[:, :, None] - points1[:, None]).square().sum(-1)
-    far = torch.where(square > config.ignore_radius**2, -1, 0)
-    return torch.where(square <= config.match_radius**2, 1, far).to(torch.int8)
+    return square <= config.match_radius**2, square > config.ignore_radius**2
 
 
 @dataclass(frozen=True)
@@ -81,39 +80,64 @@ def pair_loss(
     valid: (B,) images that count; None = all.
     """
     inner = torch.bmm(descriptors0, descriptors1.transpose(1, 2)).float()
-    kind = labels(points1, points1, config)
     if config.kind == "probabilistic":
-        sigma = (sigma0[:, :, None] + sigma1[:, None]).float() / 2
-        sigma = torch.where(torch.as_tensor(hold_sigma, device=sigma.device), 1.0, sigma)
-        inverse = sigma.reciprocal()
-        offset = log_normaliser(inverse)
-    score = inner.clamp_min(0)
-
-    def cost(score: Tensor, inner: Tensor, match: bool) -> Tensor:
-        if config.kind == "contrastive":
-            return _contrastive(inner, match=match, margin=config.margin)
-        loss = 1 - score if match else score
-        return loss * inverse + offset if config.kind == "probabilistic" else loss
-
-    positive = kind == 1
+        hold = torch.as_tensor(hold_sigma, device=inner.device)
+        sigma0 = torch.where(hold, 1.0, sigma0.float())
+        sigma1 = torch.where(hold, 1.0, sigma1.float())
     with torch.no_grad():
-        hardness = cost(score, inner, False).masked_fill(kind != -1, -torch.inf)
-        hardest, index = hardness.topk(min(config.negatives, hardness.shape[-1]), dim=-1, sorted=False)
-        mined = hardest > -torch.inf
-    weight = torch.ones_like(inner[:, 0, 0]) if valid is None else valid.float()
-    negative_cost = cost(score, inner, False).gather(-1, index)
-    images = (
-        _mean_where(cost(score, inner, True), positive) + _mean_where(negative_cost, mined)
-    ) / 2
+        positive, negative = labels(points1, points1, config)
+        pair_sigma = (sigma0[:, :, None] + sigma1[:, None]) / 2
+        hardness = pair_cost(inner, pair_sigma, match=False, config=config)
+        hardness = hardness.masked_fill(~negative, -torch.inf)
+        # Half precision is enough to rank by, and halves the passes of the selection.
+        keys = hardness.half() if hardness.is_cuda else hardness
+        hardest, index = keys.topk(min(config.negatives, keys.shape[-1]), dim=-1, sorted=False)
+        mined = (hardest > -torch.inf).float()
+        # A fixed size spares the host a wait; two chance matches per anchor are ample. The unused
+        # slots name distinct pairs, so that no place gathers all their (zero) gradients.
+        slots = 3 * positive[..., 0].numel()
+        matches = torch.nonzero_static(positive.flatten(), size=slots)[:, 0]
+        real = (matches >= 0).float()
+        spare = torch.arange(slots, device=matches.device) % inner.numel()
+        matches = torch.where(matches >= 0, matches, spare)
+        image, anchor = matches // positive[0].numel(), matches // positive.shape[2]
+        other = image * positive.shape[2] + matches % positive.shape[2]
+    # Only what is mined is scored with gradients.
+    far = inner.gather(-1, index)
+    far_sigma = (sigma0[:, :, None] + _take(sigma1, index)) / 2
+    near = inner.flatten().gather(0, matches)
+    near_sigma = (sigma0.flatten().gather(0, anchor) + sigma1.flatten().gather(0, other)) / 2
+    far_cost = pair_cost(far, far_sigma, match=False, config=config)
+    near_cost = pair_cost(near, near_sigma, match=True, config=config)
+
+    # Per image means of both sets, then the mean over images: every image weighs 1/B, so that the
+    # mean over processes is the mean over the global batch.
     with torch.no_grad():
-        alive = weight / weight.sum().clamp_min(1)
+        weight = torch.ones_like(inner[:, 0, 0]) if valid is None else valid.float()
+        near_share = real * (weight / positive.sum((1, 2)).clamp_min(1)).gather(0, image)
+        far_share = mined * (weight / mined.sum((1, 2)).clamp_min(1))[:, None, None]
+        images = weight.sum().clamp_min(1)
         stats = (
-            (_mean_where(score, positive) * alive).sum(),
-            (_mean_where(score.gather(-1, index), mined) * alive).sum(),
-            (_mean_where((inner < 0).float(), positive) * alive).sum(),
+            (near.clamp_min(0) * near_share).sum() / images,
+            (far.clamp_min(0) * far_share).sum() / images,
+            ((near < 0) * near_share).sum() / images,
         )
-    # Every image weighs 1/B, so that the mean over processes is the mean over the global batch.
-    return PairLoss((images * weight).mean(), *stats)
+    total = ((near_cost * near_share).sum() + (far_cost * far_share).sum()) / (2 * len(inner))
+    return PairLoss(total, *stats)
+
+
+def pair_cost(inner: Tensor, sigma: Tensor, *, match: bool, config: LossConfig) -> Tensor:
+    """What each pair costs, from its inner product and mean uncertainty, same shapes."""
+    if config.kind == "contrastive":
+        return _contrastive(inner, match=match, margin=config.margin)
+    score = inner.clamp_min(0)
+    loss = 1 - score if match else score
+    return negative_log_density(loss, sigma) if config.kind == "probabilistic" else loss
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    """values (B, M) at index (B, N, K) -> (B, N, K)."""
+    return values.gather(1, index.flatten(1)).view_as(index)
 
 
 def _contrastive(inner: Tensor, *, match: bool, margin: float) -> Tensor:
@@ -123,9 +147,3 @@ def _contrastive(inner: Tensor, *, match: bool, margin: float) -> Tensor:
         return square / 2
     # The floor keeps the root's gradient finite where two descriptors coincide.
     return (margin - square.clamp_min(1e-8).sqrt()).clamp_min(0).square() / 2
-
-
-def _mean_where(values: Tensor, mask: Tensor) -> Tensor:
-    """(B, N, M) and its mask -> (B,) means over the masked pairs, 0 where there are none."""
-    count = mask.sum((1, 2)).clamp_min(1)
-    return torch.where(mask, values, 0).sum((1, 2)) / count

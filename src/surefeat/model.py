@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from surefeat.backbone import build_trunk
 from surefeat.config import ModelConfig, Trained, from_dict, to_dict
 from surefeat.features import Features
-from surefeat.geometry import Frame, pixel_to_grid, sample
+from surefeat.geometry import Frame, interpolation, pixel_to_grid
 from surefeat.image import ImageError, ImageLike, prepare
 from surefeat.weights import load_initial, stride_in_1x1_of
 
@@ -35,10 +35,11 @@ class Maps:
 
     def at(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Network pixels (B, N, 2) -> unit descriptors (B, N, C) and sigma (B, N), read bilinearly."""
-        cells = pixel_to_grid(points, self.stride)
-        both = torch.cat([self.descriptors, self.uncertainty[:, None]], dim=1).float()
-        read = sample(both, cells)
-        return F.normalize(read[..., :-1], dim=-1), read[..., -1]
+        size = (self.descriptors.shape[-2], self.descriptors.shape[-1])
+        weights = interpolation(pixel_to_grid(points, self.stride), size=size)
+        read = weights @ self.descriptors.float().flatten(2).transpose(1, 2)
+        sigma = weights @ self.uncertainty.float().flatten(1)[..., None]
+        return F.normalize(read, dim=-1), sigma[..., 0]
 
 
 class DenseFeatures(nn.Module):
@@ -91,7 +92,11 @@ class DenseFeatures(nn.Module):
         return self._head(taps[self.trunk.last]), taps[self.config.lower]
 
     def _head(self, x: Tensor) -> Maps:
-        out = self.head(x).float()
+        # C + 1 is odd, which tensor cores serve badly: filters are padded to a multiple of 8.
+        extra = -self.head.out_channels % 8
+        weight = F.pad(self.head.weight, (0, 0, 0, 0, 0, 0, 0, extra))
+        bias = F.pad(self.head.bias, (0, extra))  # type: ignore[arg-type]
+        out = F.conv2d(x, weight, bias)[:, : self.head.out_channels].float()
         sigma = F.softplus(out[:, -1]) + self.config.sigma_floor
         return Maps(F.normalize(out[:, :-1], dim=1), sigma, self.stride)
 

@@ -7,8 +7,8 @@ resumed run, or one on another number of processes, sees what an undisturbed one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,44 +22,46 @@ from surefeat.monitor import Log, Progress, any_process, refuse_bad, stop_reques
 from surefeat.runs import Checkpoint, Run
 from surefeat.warp import Draws, corresponding_points, draw, two_views
 
-@dataclass(frozen=True)
-class Step:
-    """The functions of one step, as they are or compiled."""
+Step = Callable[..., tuple[PairLoss, Tensor]]
 
-    network: Callable[[Tensor], Maps]
-    views: Callable[..., Any]
-    loss: Callable[..., PairLoss]
 
-    def __call__(
-        self, pixels: Tensor, sizes: Tensor, draws: Draws, config: Config, *, hold_sigma: Tensor
-    ) -> tuple[PairLoss, Tensor]:
+def make_step(network: Callable[[Tensor], Maps], config: Config) -> Step:
+    """The step as a function of (pixels, sizes, draws, hold_sigma), compiled where wanted."""
+
+    def step(pixels: Tensor, sizes: Tensor, draws: Draws, hold: Tensor) -> tuple[PairLoss, Tensor]:
         """One batch, as in the paper -> loss, and sigma at the points (B, 2N)."""
-        views = self.views(pixels, sizes, draws, config.warp, config.colour)
+        views = two_views(pixels, sizes, draws, config.warp, config.colour)
         points0, points1, valid = corresponding_points(views, draws, count=config.loss.points)
         both = torch.cat([views.view0, views.view1])
-        amp = config.train.amp and both.device.type != "cpu"
         if both.device.type == "cuda":
             both = both.contiguous(memory_format=torch.channels_last)
+        amp = config.train.amp and both.device.type != "cpu"
         with torch.autocast(both.device.type, torch.bfloat16, enabled=amp):
-            maps = self.network(both)
+            maps = network(both)
         descriptors, sigma = maps.at(torch.cat([points0, points1]))
-        first, second = descriptors.chunk(2)
-        sigma0, sigma1 = sigma.chunk(2)
-        loss = self.loss(
-            first, second, sigma0, sigma1, points1, config.loss, hold_sigma=hold_sigma, valid=valid
+        (first, second), (sigma0, sigma1) = descriptors.chunk(2), sigma.chunk(2)
+        loss = pair_loss(
+            first, second, sigma0, sigma1, points1, config.loss, hold_sigma=hold, valid=valid
         )
         return loss, torch.cat([sigma0, sigma1], dim=1)
 
+    if not config.train.compile:
+        return step
+    # CUDA graphs take the host out of the loop, but not across processes' reductions.
+    alone = isinstance(network, DenseFeatures)
+    return torch.compile(step, dynamic=False, mode="reduce-overhead" if alone else "default")
 
-def make_step(model: nn.Module, *, compiled: bool) -> Step:
-    """The step's functions around a model (or its DDP wrapper)."""
-    if not compiled:
-        return Step(model, two_views, pair_loss)
-    return Step(
-        torch.compile(model, dynamic=False),
-        torch.compile(two_views, dynamic=False),
-        torch.compile(pair_loss, dynamic=False),
-    )
+
+@contextmanager
+def fast_arithmetic(*, enabled: bool) -> Iterator[None]:
+    """TF32 products and cuDNN's search for the best kernels, while training, then as before."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
+    if enabled:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark = before
 
 
 def make_optimiser(model: DenseFeatures, config: TrainConfig) -> torch.optim.Optimizer:
@@ -109,16 +111,16 @@ def train(
     device = model.head.weight.device
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    step_fn = make_step(_wrapped(model, part, device), compiled=settings.compile)
+    step_fn = make_step(_wrapped(model, part, device), config)
     log = Log(device, part)
     todo = range(progress.step, settings.steps)
     feed = batches.iterate(todo, batch=settings.batch, seed=settings.seed, part=part)
-    with stop_requests() as stop_requested:
+    with stop_requests() as stop_requested, fast_arithmetic(enabled=settings.amp):
         for step, (pixels, sizes) in zip(todo, feed, strict=False):
             draws = step_draws(0 if overfit else step, config, device).part(part.rows(settings.batch))
             hold = torch.full((), step < config.loss.sigma_warmup, device=device)
-            loss, sigma = step_fn(pixels, sizes, draws, config, hold_sigma=hold)
-            _update(model, optimiser, loss.total, step, settings)
+            loss, sigma = step_fn(pixels, sizes, draws, hold)
+            update(model, optimiser, loss.total, step, settings)
             log.add(loss)
             progress.step = step + 1
             last = progress.step == settings.steps
@@ -152,7 +154,7 @@ def step_draws(step: int, config: Config, device: torch.device) -> Draws:
     return draw(config.train.batch, points=config.loss.points, generator=generator)
 
 
-def _update(
+def update(
     model: DenseFeatures, optimiser: torch.optim.Optimizer, loss: Tensor, step: int, config: TrainConfig
 ) -> None:
     optimiser.zero_grad(set_to_none=True)

@@ -176,9 +176,10 @@ def change_colour(images: Tensor, draws: Tensor, config: ColourConfig) -> Tensor
     # Scaling commutes with a matrix; what the order changes is which clamp comes between.
     contrast_first = draws[:, 8] < 0.5
     before = torch.where(contrast_first, contrast, 1.0)[:, None, None, None]
-    after = torch.where(contrast_first, 1.0, contrast)[:, None, None]
-    flat = ((images + bright) * before).clamp(0, 1).flatten(2)
-    return (torch.bmm(tint, flat).clamp(0, 1) * after).clamp(0, 1).view_as(images)
+    after = torch.where(contrast_first, 1.0, contrast)[:, None, None, None]
+    first = ((images + bright) * before).clamp(0, 1)
+    turned = (tint[:, :, :, None, None] * first[:, None]).sum(2).clamp(0, 1)
+    return (turned * after).clamp(0, 1)
 
 
 def _saturation_matrix(factor: Tensor) -> Tensor:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from surefeat.data.sources import Canvas, CanvasStream, Item, canvas_bytes
+from surefeat.data.canvas import Canvas, CanvasStream, canvas_bytes
+from surefeat.data.sources import Item
 
 Memory = Literal["device", "host", "stream"]
 
@@ -50,6 +52,7 @@ def batch_indices(step: int, *, batch: int, count: int, seed: int) -> Tensor:
     return order[start : start + batch]
 
 
+@lru_cache(maxsize=4)
 def _permutation(count: int, *, seed: int, epoch: int) -> Tensor:
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     return torch.randperm(count, generator=generator)

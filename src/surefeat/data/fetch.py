@@ -88,7 +88,10 @@ def get(
 def download(
     source: Source, folder: Path, *, say: Callable[[str], object] = print, attempts: int = 3
 ) -> Path:
-    """The checked archive, fetched unless it is there. OSError: no network; ValueError: wrong sum."""
+    """The checked archive, fetched unless it is there already.
+
+    ConnectionError: it cannot be fetched; ValueError: its checksum is wrong.
+    """
     archive = folder / source.archive
     if not archive.exists():
         part = archive.with_name(archive.name + ".part")

@@ -67,19 +67,26 @@ class Pair:
         return self.points0[self.visible], self.points1[self.visible]
 
 
-@lru_cache(maxsize=16_384)
 def image_size(path: Path) -> tuple[int, int]:
     """(height, width) of an image file, EXIF rotation applied; reads the header only."""
     try:
-        with Image.open(path) as image:
-            width, height = image.size
-            turned = image.getexif().get(EXIF_ORIENTATION, 1) >= 5
+        return _image_size(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
         raise ValueError(
             f"there is no image {path}; check the folder the list belongs to"
         ) from None
     except (UnidentifiedImageError, OSError) as error:
         raise ValueError(f"cannot read the image {path}: {error}") from error
+
+
+# Benchmarks name one image in many pairs; the time stamp tells a file that was replaced.
+@lru_cache(maxsize=16_384)
+def _image_size(path: Path, changed: int) -> tuple[int, int]:
+    with Image.open(path) as image:
+        width, height = image.size
+        # Pillow gives the size of a TIFF as it is shown, of other formats as it is stored.
+        stored = image.format != "TIFF"
+        turned = stored and image.getexif().get(EXIF_ORIENTATION, 1) in (5, 6, 7, 8)
     return (width, height) if turned else (height, width)
 
 
@@ -189,7 +196,7 @@ def make_pair(
     where: str,
     boxes: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Pair:
-    """A checked Pair from two (N, 2) point lists with NaN where missing; errors begin with `where`."""
+    """A checked Pair from two (N, 2) point lists, NaN where missing; errors begin with `where`."""
     if len(points0) != len(points1):
         raise ValueError(f"{where}: {len(points0)} points in image 0 and {len(points1)} in image 1")
     try:

@@ -7,7 +7,6 @@ All of them count pixels from 1 (the public evaluators subtract 1 before normali
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +51,7 @@ def load_list(root: str | Path, name: str) -> list[Pair]:
 
 
 def load_pf_pascal(root: str | Path) -> list[Pair]:
-    """The 299 public test pairs (2,414 keypoints). For the final table alone: never choose on it."""
+    """The 299 public test pairs (2,414 keypoints): for the final table, never to choose on."""
     pairs = load_list(root, "test_pairs.csv")
     if len(pairs) != TEST_PAIRS:
         raise ValueError(
@@ -111,7 +110,6 @@ def annotated_pairs(root: str | Path, name: str, *, drop_mirrored: bool = False)
     return pairs
 
 
-@lru_cache(maxsize=4096)
 def read_annotation(folder: Path, category: str, image: str) -> tuple[Tensor, Tensor]:
     """Annotations/<category>/<image>.mat -> points (N, 2), NaN = missing, and inclusive box (4,).
 

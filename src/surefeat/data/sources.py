@@ -1,8 +1,6 @@
-"""Where training images come from: folders, lists, tar shards, COCO files; and how they are decoded.
+"""Where training images come from: folders, lists, tar shards, COCO files.
 
-Finding and decoding are separate: `find_images` opens no image, so it is fast and its items can be
-decoded by threads (`decode_all`) or worker processes (`CanvasStream`). A bad file never stops
-either: it is skipped, and named with the reason.
+`find_images` opens no image, so it is fast; canvas.py decodes what it found.
 """
 
 from __future__ import annotations
@@ -13,20 +11,16 @@ import logging
 import math
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
-
-from surefeat.image import EXTENSIONS, ImageError, decode, problem, read_bytes, resize
+from surefeat.image import EXTENSIONS, read_bytes
 
 Box = tuple[float, float, float, float]
 _LOG = logging.getLogger(__name__)
+_MISSING = "is not where it was looked for ({root}); pass the folder or shards as images"
 
 
 class SourceError(ValueError):
@@ -49,32 +43,12 @@ class Item:
     """One training image, not yet decoded."""
 
     name: str
-    """Readable: the path below the source, or shard.tar/member; #id of the annotation for a crop."""
+    """Readable: the path below the source, or shard.tar/member; a crop adds #annotation."""
     read: Place
     crop: Box | None = None
     """Inclusive (x1, y1, x2, y2), original pixels; it may reach beyond the image."""
     label: str | None = None
     """Category of the crop, where known."""
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """An image that was left out, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Canvas:
-    """Decoded images of mixed sizes in one buffer."""
-
-    pixels: Tensor
-    """(N, 3, S, S) uint8: each image in the top-left corner, the rest zero."""
-    sizes: Tensor
-    """(N, 2) int32: (height, width) of the used part."""
-    names: tuple[str, ...]
-    skipped: tuple[Skipped, ...]
 
 
 def find_images(
@@ -89,31 +63,210 @@ def find_images(
 ) -> list[Item]:
     """The images of a folder, a list, tar shards (file, folder or glob) or a COCO json, in order.
 
-    `images` is where the names in a list or COCO json are looked up (a folder or tar shards; default:
-    beside that file). `crop` is a COCO json whose boxes are cut from the images of `source`; a COCO
-    json as `source` does the same with its own images. `keep` is a list of the names (with or without
+    `images` is where the names in a list or COCO json are looked up: a folder or tar shards, by
+    default those beside that file. `crop` is a COCO json whose boxes are cut from the images of
+    `source`; a COCO json as `source` cuts its own. `keep` is a list of the names (with or without
     extension) to keep. For boxes: `categories` filters by name, `context` grows a box by that share
-    of its size per side, and boxes with a side under `min_side` pixels are dropped.
+    of its size per side, boxes with a side under `min_side` pixels are dropped.
     """
-    is_coco = str(source).lower().endswith(".json")
-    if is_coco and crop is not None:
-        raise SourceError(f"{source} and {crop} are both COCO files; pass the images as the source")
-    kept = None if keep is None else set(_lines(Path(keep)))
-    coco = source if is_coco else crop
+    coco = source if str(source).lower().endswith(".json") else crop
     if coco is None:
-        found = _files(source, images)
+        found, wanted = _files(source, images), " ".join(EXTENSIONS)
     else:
-        found = _crops(
-            Path(coco),
-            dict(reversed(_files(source, images))) if not is_coco else images or Path(coco).parent,
-            categories=categories, context=context, min_side=min_side,
-        )
-    items = [item for name, item in found if kept is None or kept & {name, _stem(name)}]
+        find = _index(_files(source, images)) if coco is crop else _lookup(images, beside=coco)
+        boxes = _read_coco(Path(coco), categories=categories, min_side=min_side, context=context)
+        found = list(_crops(boxes, find, keep_missing=coco is source))
+        wanted = f"boxes of {categories or 'any category'}, {min_side} pixels or more, in {coco}"
+    if keep is not None:
+        kept = set(_lines(Path(keep)))
+        found = [entry for entry in found if entry[0] in kept or _stem(entry[0]) in kept]
+        wanted += f", named in {keep}"
+    items = [item for _, item in found]
     if all(item.read.refused for item in items):
-        kept_by = "" if keep is None else f", only those in {keep}"
-        reason = f"; the first of {len(items)} refused: {items[0].read.refused}" if items else ""
-        looked = " ".join(EXTENSIONS)
-        raise SourceError(
-            f"no images under {source} (looked for {looked}{kept_by}){reason}; pass another folder"
-        )
+        first = f"; {items[0].name} {items[0].read.refused}" if items else "; pass another folder"
+        raise SourceError(f"no images under {source} (looked for {wanted}){first}")
     return items
+
+
+# An entry is an item and the name lists and COCO files call it by: its path below the folder or
+# inside the tar file.
+_Entry = tuple[str, Item]
+
+
+def _files(source: str | Path, images: str | Path | None = None) -> list[_Entry]:
+    path, suffix = Path(source), Path(source).suffix.lower()
+    if path.is_dir():
+        # Tar files beside loose images are backups more often than a second half of the data.
+        return _folder(path) or [
+            entry for tar in sorted(path.glob("*.tar")) for entry in _members(tar)
+        ]
+    if not path.exists() and glob.has_magic(str(source)):
+        matches = sorted(glob.glob(str(source), recursive=True))
+        return [entry for match in matches for entry in _files(match, images)]
+    if not path.is_file():
+        what = "is a pipe, device or socket" if path.exists() else "does not exist"
+        raise SourceError(f"{source} {what}; pass a folder, a list, tar shards or a COCO json")
+    if suffix in EXTENSIONS:
+        return [(path.name, Item(path.name, Place(str(path))))]
+    if suffix == ".tar":
+        return list(_members(path))
+    if suffix in (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip"):
+        raise SourceError(f"{source} is compressed; repack it as a plain .tar, read in place")
+    find = _lookup(images, beside=path)
+    return [find(name) for name in _lines(path)]
+
+
+def _folder(root: Path) -> list[_Entry]:
+    found: list[_Entry] = []
+    seen: set[tuple[int, int]] = set()
+
+    def add(path: str, refused: str | None = None) -> None:
+        name = os.path.relpath(path, root)
+        found.append((name, Item(name, Place(path, refused=refused))))
+
+    def unreadable(error: OSError) -> None:
+        add(error.filename, f"cannot be opened ({error.strerror}); check its permissions")
+
+    for folder, folders, files in os.walk(root, followlinks=True, onerror=unreadable):
+        info = os.stat(folder)
+        if (info.st_dev, info.st_ino) in seen:  # a link back up, or a second way to a folder
+            folders.clear()
+            continue
+        seen.add((info.st_dev, info.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in (*files, *folders):  # a folder named x.jpg is listed, so that it is reported
+            if _is_image(name):
+                add(os.path.join(folder, name))
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def _members(path: Path) -> Iterator[_Entry]:
+    """The images in a tar file, from one pass over its headers; nothing is extracted."""
+    end, refused = -1, None
+    try:
+        if not path.is_file():
+            raise OSError("not a regular file")
+        with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                if member.offset <= end:
+                    raise OSError("its headers lead backwards")
+                end, name = member.offset, member.name.removeprefix("./")
+                if _is_image(name) and not member.isdir():
+                    place = Place(str(path), member.offset_data, member.size, _refusal(member))
+                    yield name, Item(f"{path.name}/{name}", place)
+            # tarfile takes a damaged header, or none at all, for the end: the real one is zeros.
+            file.seek(tar.offset)
+            if file.read(512) != bytes(512):
+                raise OSError("no end mark")
+    except Exception as error:  # damaged headers raise nearly anything
+        refused = f"is damaged or cut short ({error}); images after that are lost, fetch it again"
+        yield path.name, Item(path.name, Place(str(path), refused=refused))
+
+
+def _refusal(member: tarfile.TarInfo) -> str | None:
+    if member.name.startswith("/") or ".." in member.name.split("/"):
+        return "has a path that leads out of the tar file; repack it with relative paths"
+    if not member.isreg() or member.issparse() or member.size < 0:
+        return "is a link, a device or sparse; repack the file itself"
+    return None
+
+
+def _index(entries: Iterable[_Entry], *, root: str = "the source") -> Callable[[str], _Entry]:
+    """Finds entries by their name with or without extension; of equal names the first counts."""
+    known: dict[str, _Entry] = {}
+    for entry in entries:
+        known.setdefault(entry[0], entry)
+        known.setdefault(_stem(entry[0]), entry)
+    refused = _MISSING.format(root=root)
+    return lambda name: known.get(name) or (name, Item(name, Place(name, refused=refused)))
+
+
+def _lookup(images: str | Path | None, *, beside: str | Path) -> Callable[[str], _Entry]:
+    """Finds entries by their name, with or without extension, under `images` or beside a file."""
+    root = Path(beside).parent if images is None else Path(images)
+    if not root.is_dir() or any(root.glob("*.tar")):
+        return _index(_files(root), root=str(root))
+
+    # A folder is not listed for this: it may hold far more than the names that are asked for.
+    def find(name: str) -> _Entry:
+        spellings = [name] if _is_image(name) else [*(name + ext for ext in EXTENSIONS), name]
+        for spelling in spellings:
+            path = os.path.join(root, spelling)
+            if os.path.lexists(path):
+                return spelling, Item(spelling, Place(path))
+        return name, Item(name, Place(name, refused=_MISSING.format(root=root)))
+
+    return find
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    file_name: str
+    crops: tuple[tuple[str, Box, str | None], ...]
+    """Annotation id, box, category."""
+
+
+def _read_coco(
+    path: Path, *, categories: tuple[str, ...] | None, min_side: int, context: float
+) -> list[_Boxes]:
+    content = read_bytes(path)
+    try:
+        data = json.loads(content)
+        labels = {entry["id"]: str(entry["name"]) for entry in data.get("categories", [])}
+        crops: dict[Any, list[tuple[str, Box, str | None]]] = {}
+        for entry in data["annotations"]:
+            label, box = labels.get(entry.get("category_id")), _box(entry, min_side, context)
+            if box is not None and (categories is None or label in categories):
+                crops.setdefault(entry["image_id"], []).append((str(entry.get("id")), box, label))
+        found = [_Boxes(str(i["file_name"]), tuple(crops.get(i["id"], ()))) for i in data["images"]]
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        fix = "it needs images, annotations and categories"
+        raise SourceError(f"{path} is not a COCO file ({error!r}); {fix}") from error
+    unknown = sorted(set(categories or ()) - set(labels.values()))
+    if unknown:
+        raise SourceError(f"{path} has no category {unknown}; it has {sorted(labels.values())}")
+    return found
+
+
+def _box(annotation: dict[str, Any], min_side: int, context: float) -> Box | None:
+    """The inclusive box, grown by the context; None if it is a crowd, too small or no box."""
+    numbers = [float(value) for value in annotation.get("bbox") or ()]
+    if annotation.get("iscrowd") or len(numbers) != 4 or not all(map(math.isfinite, numbers)):
+        return None
+    x, y, w, h = numbers
+    if min(w, h) < max(min_side, 1):
+        return None
+    dx, dy = context * w, context * h
+    return x - dx, y - dy, x + w - 1 + dx, y + h - 1 + dy
+
+
+def _crops(
+    boxes: Iterable[_Boxes], find: Callable[[str], _Entry], *, keep_missing: bool
+) -> Iterator[_Entry]:
+    for image in boxes:
+        if not image.crops:
+            continue
+        name, item = find(image.file_name)
+        if item.read.refused:
+            if keep_missing:
+                yield name, item
+            continue
+        for number, box, label in image.crops:
+            yield name, replace(item, name=f"{item.name}#{number}", crop=box, label=label)
+
+
+def _is_image(name: str) -> bool:
+    hidden = any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
+    return not hidden and name.lower().endswith(EXTENSIONS)
+
+
+def _stem(name: str) -> str:
+    return os.path.splitext(name)[0] if _is_image(name) else name
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path} is not a text file; a list has one image per line") from error
+    return [line for line in lines if line and not line.startswith("#")]

@@ -14,13 +14,23 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
-from torchvision.io import write_png
 
 from surefeat.data.synthetic_categories import CATEGORIES
 from surefeat.data.synthetic_scene import background, occluder, paint
 from surefeat.data.synthetic_shapes import Array, Category
 from surefeat.geometry import xywh_from_boxes
+
+__all__ = [
+    "CATEGORIES",
+    "Category",
+    "Instance",
+    "correspondences",
+    "draw",
+    "draw_many",
+    "write_folder",
+]
 
 Points = npt.NDArray[np.float64]
 
@@ -65,16 +75,18 @@ class Pose:
         x, y = np.moveaxis((points + self.slide) / (1 + self.slide * points), -1, 0)
         y = y + _sway(x, self.bend[0])
         x = x + _sway(y, self.bend[1])
-        return np.stack([x, y], axis=-1) @ self.linear.T + self.shift
+        placed: Points = np.stack([x, y], axis=-1) @ self.linear.T + self.shift
+        return placed
 
     def inverse(self, points: Points) -> Points:
-        """Pixels (..., 2) -> canonical (..., 2), anywhere beyond [-1.2, 1.2] for far pixels."""
+        """Pixels (..., 2) -> canonical (..., 2); far from the object only roughly."""
         x, y = np.moveaxis((points - self.shift) @ np.linalg.inv(self.linear).T, -1, 0)
         x = x - _sway(y, self.bend[1])
         y = y - _sway(x, self.bend[0])
         # The slide has a pole well outside the object; clipping keeps far pixels on this side.
         bent = np.clip(np.stack([x, y], axis=-1), -2, 2)
-        return (bent - self.slide) / (1 - self.slide * bent)
+        straight: Points = (bent - self.slide) / (1 - self.slide * bent)
+        return straight
 
     @property
     def pixel(self) -> float:
@@ -83,7 +95,8 @@ class Pose:
 
 
 def _sway(t: Points, wave: Points) -> Points:
-    return wave[0] * np.sin(wave[1] * t + wave[2])
+    offset: Points = wave[0] * np.sin(wave[1] * t + wave[2])
+    return offset
 
 
 def draw(category: int, *, size: int, generator: np.random.Generator) -> Instance:
@@ -98,7 +111,8 @@ def draw(category: int, *, size: int, generator: np.random.Generator) -> Instanc
     canonical = pose.inverse(np.stack([columns, rows], axis=-1))
     picture = background(size=size, generator=generator)
     shown = paint(picture, kind.parts, canonical, pixel=pose.pixel, generator=generator)
-    mask = shown > 0.5
+    # A grown outline may pass the canonical frame by a fraction of a pixel.
+    mask = (shown > 0.5) & (np.abs(canonical) <= 1).all(axis=-1)
     if generator.random() < 0.25:
         mask &= occluder(picture, mask, generator=generator) < 0.5
     picture += generator.standard_normal(picture.shape, np.float32) * 0.012
@@ -106,13 +120,14 @@ def draw(category: int, *, size: int, generator: np.random.Generator) -> Instanc
     nearest = np.round(keypoints).astype(int)
     inside = ((nearest >= 0) & (nearest < size)).all(axis=1)
     column, row = np.clip(nearest, 0, size - 1).T
+    known = np.where(mask[..., None], canonical, np.nan)
     return Instance(
         image=_to_uint8(picture),
         mask=torch.from_numpy(mask),
         keypoints=torch.from_numpy(keypoints).float(),
         visible=torch.from_numpy(inside & mask[row, column]),
         category=category,
-        canonical=torch.from_numpy(np.where(mask[..., None], canonical.clip(-1, 1), np.nan)).float(),
+        canonical=torch.from_numpy(known).float(),
     )
 
 
@@ -125,7 +140,7 @@ def _random_pose(kind: Category, *, size: int, generator: np.random.Generator) -
     """Anywhere the keypoints fit into the image, or almost."""
     angle = np.radians(generator.uniform(-25, 25))
     stretch = np.exp(generator.uniform(-0.13, 0.13))
-    scale = size * generator.uniform(0.31, 0.44)
+    scale = size * generator.uniform(0.28, 0.4)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     lean = np.array([[1, generator.uniform(-0.15, 0.15)], [0, 1]])
     bend = np.stack(
@@ -141,7 +156,7 @@ def _random_pose(kind: Category, *, size: int, generator: np.random.Generator) -
     low, high = (f(still.forward(kind.keypoint_positions), axis=0) for f in (np.min, np.max))
     # What lies beyond the outermost keypoint may stick out of the image.
     first, last = 0.01 * size - low, 0.99 * size - 1 - high
-    shift = np.where(first < last, generator.uniform(0, 1, 2) * (last - first) + first, (first + last) / 2)
+    shift = first + generator.uniform(0, 1, 2) * (last - first)
     return Pose(still.slide, bend, linear, shift)
 
 
@@ -171,7 +186,7 @@ def write_folder(folder: Path, *, count: int, size: int, seed: int) -> None:
     images, annotations = [], []
     for i, instance in enumerate(draw_many(count, size=size, seed=seed)):
         name = f"{CATEGORIES[instance.category].name}_{i:05d}.png"
-        write_png(instance.image, str(folder / name))
+        Image.fromarray(instance.image.permute(1, 2, 0).numpy()).save(folder / name)
         images.append({"id": i + 1, "file_name": name, "width": size, "height": size})
         annotations.append({"id": i + 1, "image_id": i + 1} | _annotation(instance))
     categories = [

@@ -22,17 +22,16 @@ from surefeat.data.synthetic_shapes import (
     zigzag,
 )
 
+# Tables of points, two to a line.
+# fmt: off
+
 CAR = Category(
     name="car",
     keypoints=(
-        ("rear_wheel", -0.52, 0.42),
-        ("front_wheel", 0.54, 0.42),
-        ("headlight", 0.83, 0.04),
-        ("tail_light", -0.84, 0.0),
-        ("rear_window", -0.29, -0.32),
-        ("front_window", 0.27, -0.32),
-        ("door", 0.0, 0.14),
-        ("aerial", -0.62, -0.78),
+        ("rear_wheel", -0.52, 0.42), ("front_wheel", 0.54, 0.42),
+        ("headlight", 0.83, 0.04), ("tail_light", -0.84, 0.0),
+        ("rear_window", -0.29, -0.32), ("front_window", 0.27, -0.32),
+        ("door", 0.0, 0.14), ("aerial", -0.62, -0.78),
     ),
     parts=(
         Part(rod((-0.4, -0.4), (-0.6, -0.74), width=0.045)),
@@ -53,14 +52,10 @@ CAR = Category(
 BIRD = Category(
     name="bird",
     keypoints=(
-        ("beak", 0.85, -0.42),
-        ("eye", 0.5, -0.52),
-        ("crest", 0.3, -0.88),
-        ("breast", 0.42, 0.12),
-        ("wing_root", 0.12, -0.04),
-        ("wing_tip", -0.42, 0.22),
-        ("tail", -0.82, -0.16),
-        ("rear_foot", -0.22, 0.86),
+        ("beak", 0.85, -0.42), ("eye", 0.5, -0.52),
+        ("crest", 0.3, -0.88), ("breast", 0.42, 0.12),
+        ("wing_root", 0.12, -0.04), ("wing_tip", -0.42, 0.22),
+        ("tail", -0.82, -0.16), ("rear_foot", -0.22, 0.86),
         ("front_foot", 0.3, 0.86),
     ),
     parts=(
@@ -75,24 +70,18 @@ BIRD = Category(
         Part(polygon((0.66, -0.58), (0.94, -0.42), (0.64, -0.32)), stripes(0.13)),
         Part(ellipse(0.46, -0.46, 0.29, 0.28), like=6),
         Part(ellipse(0.5, -0.52, 0.15, 0.15), rings(0.5, -0.52, 0.2)),
-        Part(
-            polygon((-0.5, 0.24), (0.0, -0.16), (0.22, -0.1), (0.2, 0.12), (-0.1, 0.3)),
-            scales(0.18),
-        ),
+        Part(polygon((-0.5, 0.24), (0.0, -0.16), (0.22, -0.1), (0.2, 0.12), (-0.1, 0.3)),
+             scales(0.18)),
     ),
 )
 
 FISH = Category(
     name="fish",
     keypoints=(
-        ("mouth", -0.86, 0.12),
-        ("eye", -0.58, -0.08),
-        ("gill", -0.3, 0.06),
-        ("dorsal_fin", -0.02, -0.58),
-        ("flank", 0.12, 0.02),
-        ("belly_fin", -0.06, 0.62),
-        ("tail_root", 0.56, 0.0),
-        ("tail_upper", 0.86, -0.36),
+        ("mouth", -0.86, 0.12), ("eye", -0.58, -0.08),
+        ("gill", -0.3, 0.06), ("dorsal_fin", -0.02, -0.58),
+        ("flank", 0.12, 0.02), ("belly_fin", -0.06, 0.62),
+        ("tail_root", 0.56, 0.0), ("tail_upper", 0.86, -0.36),
         ("tail_lower", 0.86, 0.36),
     ),
     parts=(
@@ -112,14 +101,10 @@ FISH = Category(
 ROBOT = Category(
     name="robot",
     keypoints=(
-        ("left_antenna", -0.42, -0.86),
-        ("right_antenna", 0.42, -0.86),
-        ("left_eye", -0.27, -0.32),
-        ("right_eye", 0.27, -0.32),
-        ("mouth", 0.0, 0.0),
-        ("left_hand", -0.8, 0.56),
-        ("right_hand", 0.8, 0.56),
-        ("gauge", -0.18, 0.52),
+        ("left_antenna", -0.42, -0.86), ("right_antenna", 0.42, -0.86),
+        ("left_eye", -0.27, -0.32), ("right_eye", 0.27, -0.32),
+        ("mouth", 0.0, 0.0), ("left_hand", -0.8, 0.56),
+        ("right_hand", 0.8, 0.56), ("gauge", -0.18, 0.52),
         ("panel", 0.22, 0.52),
     ),
     parts=(
@@ -144,42 +129,34 @@ ROBOT = Category(
 CHAIR = Category(
     name="chair",
     keypoints=(
-        ("back_top", -0.5, -0.86),
-        ("back_middle", -0.45, -0.36),
-        ("seat_rear", -0.3, 0.1),
-        ("seat_front", 0.42, 0.12),
-        ("arm_end", 0.42, -0.28),
-        ("rear_foot", -0.52, 0.84),
-        ("front_foot", 0.48, 0.84),
-        ("crossbar", -0.02, 0.56),
+        ("back_top", -0.56, -0.84), ("back_middle", -0.5, -0.36),
+        ("seat_rear", -0.34, 0.12), ("seat_front", 0.6, 0.14),
+        ("arm_end", 0.56, -0.32), ("rear_foot", -0.6, 0.84),
+        ("front_foot", 0.66, 0.84), ("crossbar", 0.02, 0.56),
     ),
     parts=(
-        Part(rod((-0.44, 0.54), (0.42, 0.54), width=0.07)),
-        Part(box(-0.02, 0.56, 0.16, 0.13, 0.06), checks(0.13)),
-        Part(rod((-0.4, 0.1), (-0.52, 0.84), width=0.11, end=0.09), stripes(0.16, 90)),
-        Part(rod((0.42, 0.1), (0.48, 0.8), width=0.09, end=0.08)),
-        Part(ellipse(0.48, 0.84, 0.14, 0.12), like=0),
-        Part(polygon((-0.62, -0.66), (-0.34, -0.66), (-0.24, 0.06), (-0.5, 0.06)), zigzag(0.19)),
-        Part(box(-0.5, -0.82, 0.28, 0.15, 0.1), dots(0.16)),
-        Part(rod((-0.3, -0.26), (0.36, -0.28), width=0.075)),
-        Part(rod((0.38, -0.24), (0.34, 0.08), width=0.06), like=7),
-        Part(ellipse(0.42, -0.28, 0.15, 0.15), rings(0.42, -0.28, 0.19)),
-        Part(box(0.04, 0.12, 0.62, 0.14, 0.08), grid(0.2)),
-        Part(box(0.46, 0.12, 0.2, 0.14, 0.08), stripes(0.16, 45)),
+        Part(rod((-0.5, 0.54), (0.56, 0.54), width=0.09)),
+        Part(box(0.02, 0.56, 0.2, 0.16, 0.06), checks(0.14)),
+        Part(rod((-0.46, 0.1), (-0.6, 0.84), width=0.14, end=0.12), stripes(0.18, 90)),
+        Part(rod((0.58, 0.1), (0.66, 0.8), width=0.11, end=0.1)),
+        Part(ellipse(0.66, 0.84, 0.17, 0.13), like=0),
+        Part(polygon((-0.72, -0.66), (-0.34, -0.66), (-0.2, 0.06), (-0.56, 0.06)), zigzag(0.2)),
+        Part(box(-0.56, -0.8, 0.34, 0.18, 0.1), dots(0.17)),
+        Part(rod((-0.3, -0.28), (0.5, -0.32), width=0.09)),
+        Part(rod((0.52, -0.28), (0.46, 0.08), width=0.075), like=7),
+        Part(ellipse(0.56, -0.32, 0.17, 0.17), rings(0.56, -0.32, 0.21)),
+        Part(box(0.1, 0.14, 0.76, 0.17, 0.08), grid(0.2)),
+        Part(box(0.62, 0.14, 0.24, 0.17, 0.08), stripes(0.17, 45)),
     ),
 )
 
 BICYCLE = Category(
     name="bicycle",
     keypoints=(
-        ("rear_hub", -0.55, 0.34),
-        ("front_hub", 0.57, 0.34),
-        ("pedal", -0.04, 0.46),
-        ("saddle", -0.32, -0.5),
-        ("handlebar", 0.28, -0.72),
-        ("lamp", 0.6, -0.36),
-        ("carrier", -0.74, -0.22),
-        ("frame_badge", 0.06, -0.2),
+        ("rear_hub", -0.55, 0.34), ("front_hub", 0.57, 0.34),
+        ("pedal", -0.04, 0.46), ("saddle", -0.32, -0.52),
+        ("handlebar", 0.28, -0.74), ("lamp", 0.6, -0.36),
+        ("carrier", -0.74, -0.22), ("frame_badge", 0.06, -0.2),
     ),
     parts=(
         Part(ellipse(-0.55, 0.34, 0.41, 0.41)),
@@ -191,9 +168,9 @@ BICYCLE = Category(
         Part(rod((-0.04, 0.44), (-0.3, -0.44), width=0.065), like=5),
         Part(rod((0.57, 0.34), (0.36, -0.6), width=0.065), like=5),
         Part(rod((-0.52, 0.34), (-0.04, 0.44), width=0.06), like=5),
-        Part(box(-0.32, -0.5, 0.24, 0.09, 0.08), stripes(0.15, 0)),
-        Part(rod((0.2, -0.74), (0.4, -0.68), (0.5, -0.56), width=0.085), zigzag(0.13)),
-        Part(polygon((0.46, -0.4), (0.68, -0.48), (0.68, -0.24), (0.46, -0.3)), stripes(0.13, 90)),
+        Part(box(-0.32, -0.52, 0.26, 0.12, 0.1), stripes(0.15, 0)),
+        Part(rod((0.2, -0.76), (0.4, -0.7), (0.52, -0.58), width=0.11), zigzag(0.13)),
+        Part(polygon((0.46, -0.42), (0.72, -0.48), (0.72, -0.2), (0.46, -0.28)), stripes(0.13, 90)),
         Part(ellipse(-0.04, 0.46, 0.17, 0.17), checks(0.13)),
         Part(ellipse(0.06, -0.2, 0.18, 0.12), dots(0.13)),
     ),
@@ -202,14 +179,10 @@ BICYCLE = Category(
 TEAPOT = Category(
     name="teapot",
     keypoints=(
-        ("spout_tip", 0.84, -0.4),
-        ("spout_root", 0.5, 0.16),
-        ("lid", 0.0, -0.5),
-        ("knob", 0.0, -0.8),
-        ("handle_top", -0.62, -0.3),
-        ("handle_bottom", -0.66, 0.4),
-        ("band", -0.1, -0.12),
-        ("belly", -0.06, 0.28),
+        ("spout_tip", 0.84, -0.4), ("spout_root", 0.5, 0.16),
+        ("lid", 0.0, -0.5), ("knob", 0.0, -0.8),
+        ("handle_top", -0.62, -0.3), ("handle_bottom", -0.66, 0.4),
+        ("band", -0.1, -0.12), ("belly", -0.06, 0.28),
         ("foot", 0.0, 0.74),
     ),
     parts=(
@@ -231,14 +204,10 @@ TEAPOT = Category(
 SNAIL = Category(
     name="snail",
     keypoints=(
-        ("shell_centre", -0.14, -0.12),
-        ("shell_top", -0.22, -0.7),
-        ("shell_rear", -0.62, 0.1),
-        ("tail", -0.84, 0.6),
-        ("sole", 0.0, 0.64),
-        ("chest", 0.56, 0.42),
-        ("eye", 0.66, 0.0),
-        ("rear_horn", 0.5, -0.48),
+        ("shell_centre", -0.14, -0.12), ("shell_top", -0.22, -0.7),
+        ("shell_rear", -0.62, 0.1), ("tail", -0.84, 0.6),
+        ("sole", 0.0, 0.64), ("chest", 0.56, 0.42),
+        ("eye", 0.66, 0.0), ("rear_horn", 0.5, -0.48),
         ("front_horn", 0.86, -0.4),
     ),
     parts=(

@@ -48,7 +48,8 @@ def colour(lightness: float, chroma: float, hue: float) -> Array:
     )
     linear = np.clip(to_rgb @ cones**3, 0, 1)
     encoded = np.where(linear < 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    return encoded.astype(np.float32)[:, None, None]
+    rgb: Array = encoded.astype(np.float32)[:, None, None]
+    return rgb
 
 
 def cover(distance: Array, pixel: float) -> Array:
@@ -104,13 +105,13 @@ def _random_colours(generator: np.random.Generator) -> tuple[Array, Array]:
     ground, ink = (dark, light) if generator.random() < 0.15 else (light, dark)
     hues = generator.uniform(0, _TURN, 2)
     return (
-        colour(ground, generator.uniform(0.05, 0.17), hues[0]),
-        colour(ink, generator.uniform(0.03, 0.15), hues[1]),
+        colour(ground, generator.uniform(0.05, 0.15), hues[0]),
+        colour(ink, generator.uniform(0.03, 0.13), hues[1]),
     )
 
 
 def background(*, size: int, generator: np.random.Generator) -> Array:
-    """A picture of nothing in particular: a gradient, often with a homogeneous texture, and clutter.
+    """A picture of nothing in particular: a gradient, perhaps an even texture, clutter.
 
     Any spot of it looks like many others, so there is little for a match to hold on to.
     """
@@ -125,7 +126,7 @@ def background(*, size: int, generator: np.random.Generator) -> Array:
     turn = generator.uniform(0, _TURN)
     blend(picture, shade(0.1), np.clip(0.5 + x * math.cos(turn) + y * math.sin(turn), 0, 1))
     _texture(picture, x, y, generator)
-    for _ in range(generator.integers(2, 7)):
+    for _ in range(generator.integers(1, 6)):
         softness = float(generator.choice([1, 6, 12])) / size
         alpha = cover(_scrap(generator)(x, y), softness) * generator.uniform(0.4, 0.9)
         blend(picture, shade(0.1), alpha)
@@ -136,24 +137,25 @@ def _scrap(generator: np.random.Generator) -> Shape:
     """A blob or a line somewhere in [-1/2, 1/2]."""
     cx, cy = generator.uniform(-0.55, 0.55, 2).tolist()
     if generator.random() < 0.6:
-        return ellipse(cx, cy, *generator.uniform(0.03, 0.14, 2).tolist(), generator.uniform(0, 180))
+        rx, ry, angle = generator.uniform([0.03, 0.03, 0], [0.14, 0.14, 180]).tolist()
+        return ellipse(cx, cy, rx, ry, angle)
     ex, ey = generator.normal(0, 0.35, 2).tolist()
     return rod((cx, cy), (cx + ex, cy + ey), width=generator.uniform(0.006, 0.02))
 
 
 def _texture(picture: Array, x: Array, y: Array, generator: np.random.Generator) -> None:
-    """Nothing, faint noise, or one small pattern repeated all over."""
+    """Nothing, noise, or one small pattern repeated all over, faint to strong."""
     choice = generator.random()
-    if choice < 0.3:
+    if choice < 0.25:
         noise = generator.standard_normal(x.shape, np.float32)
-        picture += noise * generator.uniform(0.01, 0.04)
-    elif choice < 0.75:
+        picture += noise * generator.uniform(0.02, 0.08)
+    elif choice < 0.85:
         period, angle = generator.uniform(0.05, 0.09), generator.uniform(0, math.pi)
         motifs: tuple[Motif, ...] = (stripes(period), dots(period), checks(period), grid(period))
         cos, sin = math.cos(angle), math.sin(angle)
         motif = motifs[generator.integers(len(motifs))]
         ink = cover(motif(x * cos + y * sin, y * cos - x * sin, 1.0, 0.5), 1 / x.shape[0])
-        picture *= 1 + generator.uniform(-0.16, 0.12) * ink
+        picture *= 1 + generator.uniform(-0.5, -0.1) * ink
 
 
 def occluder(
@@ -166,12 +168,13 @@ def occluder(
     pick = generator.integers(len(rows))
     cx, cy = float(columns[pick]) / size, float(rows[pick]) / size
     if generator.random() < 0.5:
-        shape = ellipse(cx, cy, *generator.uniform(0.06, 0.13, 2).tolist(), generator.uniform(0, 180))
+        rx, ry, angle = generator.uniform([0.06, 0.06, 0], [0.13, 0.13, 180]).tolist()
+        shape = ellipse(cx, cy, rx, ry, angle)
     else:
         turn = generator.uniform(0, _TURN)
         far = (cx + 1.5 * math.cos(turn), cy + 1.5 * math.sin(turn))
         shape = rod((cx, cy), far, width=generator.uniform(0.03, 0.06))
     alpha = cover(shape(x, y), 1 / size)
-    plain = colour(generator.uniform(0.35, 0.9), generator.uniform(0, 0.07), generator.uniform(0, _TURN))
-    blend(picture, plain, alpha)
+    lightness, chroma, hue = generator.uniform([0.35, 0, 0], [0.9, 0.07, _TURN]).tolist()
+    blend(picture, colour(lightness, chroma, hue), alpha)
     return alpha

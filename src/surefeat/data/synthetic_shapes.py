@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+"""float32 throughout; numpy's types hold that a float32 array times a float is float64."""
 Shape = Callable[[Array, Array], Array]
 """x and y -> signed distance to the outline."""
 Motif = Callable[[Array, Array, float, float], Array]
@@ -53,7 +55,8 @@ class Category:
 
 def _length(u: Array, v: Array) -> Array:
     # Twice as fast as np.hypot, whose care about overflow is not needed here.
-    return np.sqrt(u * u + v * v)
+    length: Array = np.sqrt(u * u + v * v)
+    return length
 
 
 # Outlines.
@@ -66,8 +69,9 @@ def ellipse(cx: float, cy: float, rx: float, ry: float, angle: float = 0.0) -> S
     def distance(x: Array, y: Array) -> Array:
         u = ((x - cx) * cos + (y - cy) * sin) / rx
         v = ((y - cy) * cos - (x - cx) * sin) / ry
-        radius = _length(u, v)
-        return radius * (radius - 1) / (_length(u / rx, v / ry) + 1e-6)
+        radius, slope = _length(u, v), _length(u / rx, v / ry)
+        first_order: Array = radius * (radius - 1) / (slope + 1e-6)
+        return first_order
 
     return distance
 

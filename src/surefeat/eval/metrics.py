@@ -59,9 +59,8 @@ class RegionCurves:
     """The same, averaged within each category first and then over categories (Proposal Flow's)."""
     pcr_by_class_area: float
     ranks: tuple[int, ...]
-    """k = 1..100."""
     miou: tuple[float, ...]
-    """Mean IoU, over all pairs together, of the active proposals ranked <= k in their pair."""
+    """For k = 1..100, mean IoU over all pairs' active proposals ranked <= k in their pair."""
     miou_area: float
     pairs: int
     """Those with an active proposal; only they count."""

@@ -170,7 +170,7 @@ def _newton(design: Tensor, target: Tensor, ridge: float, steps: int) -> Tensor:
 
 
 def _ties(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores (N,) -> for each its block of equal scores (N,), rising; and the blocks' sizes (B,)."""
+    """Scores (N,) -> each one's block of equal scores (N,), rising, and the blocks' sizes (B,)."""
     ordered, order = scores.sort()
     new = torch.ones_like(ordered, dtype=torch.bool)
     new[1:] = ordered[1:] != ordered[:-1]

@@ -29,9 +29,8 @@ def active_proposals(boxes: Tensor, points: Tensor) -> Tensor:
     """(N,) bool: proposals (N, 4) whose place is fixed by the keypoints (V, 2) around them.
 
     Active: more than 0.75 of the area (inclusive widths) lies in the keypoints' box, and at least
-    one keypoint lies in the proposal, its first and last pixel centres included. A single keypoint's
-    box is one pixel, so then only one-pixel proposals can be active, and likewise for keypoints on
-    one row or column, whose box is a pixel wide.
+    one keypoint lies between the proposal's first and last pixel centres. The box of a single
+    keypoint is one pixel, that of keypoints in one row a pixel high: hardly a proposal is active.
     """
     everything = torch.ones(len(points), dtype=torch.bool, device=points.device)
     frame = keypoint_box(points.double(), everything)[None]

@@ -1,0 +1,1 @@
+"""Data: where images and annotated pairs come from, in their public layouts."""

@@ -1,0 +1,403 @@
+"""Promises of surefeat.image: every image comes in the same way, or is refused in one line."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile, ImageOps
+from torch import Tensor
+
+from hostile import FORMATS, bomb, encode, noise
+from surefeat import image as images
+from surefeat.geometry import Frame
+from surefeat.image import ImageError, decode, load, network_size, prepare, read_bytes, resize
+
+RAMP = Image.fromarray(np.arange(0, 240, dtype=np.uint8).reshape(12, 20))
+COLOURS = Image.merge(
+    "RGB", (RAMP, RAMP.transpose(Image.Transpose.ROTATE_180), RAMP.point(lambda v: v // 2))
+)
+
+
+def array(image: Tensor) -> np.ndarray:
+    assert image.dtype == torch.uint8
+    assert image.is_contiguous()
+    return image.permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK", "YCbCr"])
+def test_every_mode_comes_out_as_pillow_shows_it(mode: str) -> None:
+    source = COLOURS.convert(mode)
+    expected = np.asarray(source.convert("RGB"))
+    np.testing.assert_array_equal(array(load(source)), expected)
+    if mode == "YCbCr":  # Pillow cannot read the TIFF that it writes of this mode
+        return
+    kind = "TIFF" if mode == "CMYK" else "PNG"
+    np.testing.assert_array_equal(array(decode(encode(source, kind), name="x")), expected)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_is_read_from_a_file_with_any_extension(kind: str, tmp_path: Path) -> None:
+    options = {"lossless": True} if kind == "WEBP" else {}
+    source = RAMP.convert("RGB")
+    path = tmp_path / "picture.jpg"
+    path.write_bytes(encode(source, kind, **options))
+    tolerance = 4 if kind == "JPEG" else 0
+    difference = array(load(path)).astype(int) - np.asarray(source)
+    assert abs(difference).max() <= tolerance
+    assert torch.equal(load(path), load(str(path)))
+
+
+def test_cmyk_jpeg_is_not_inverted() -> None:
+    data = encode(
+        Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"
+    )  # full magenta and yellow: red
+    red, green, blue = decode(data, name="x")[:, 4, 4].tolist()
+    assert red > 230
+    assert max(green, blue) < 25
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
+def test_transparent_pixels_are_white(mode: str) -> None:
+    black = Image.new(mode, (4, 4), 0 if mode in ("L", "P") else (0,) * len(mode))
+    options = {} if mode in ("RGBA", "LA") else {"transparency": (0, 0, 0) if mode == "RGB" else 0}
+    assert (decode(encode(black, "PNG", **options), name="x") == 255).all()
+
+
+def test_half_transparent_pixels_are_mixed_with_white() -> None:
+    expected = [228, 178, 128]  # value * 128/255 + 255 * 127/255
+    half = np.full((4, 4, 4), (200, 100, 0, 128), np.uint8)
+    for image in (half, Image.fromarray(half), half / np.float32(255)):
+        colour = load(image)[:, 0, 0]
+        assert (colour.int() - torch.tensor(expected)).abs().max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_are_scaled_and_not_cut(kind: str) -> None:
+    deep = np.arange(0, 65536, 64, dtype=np.uint16).reshape(32, 32)
+    expected = np.repeat(np.rint(deep / 65535 * 255).astype(np.uint8)[..., None], 3, axis=2)
+    file = encode(Image.fromarray(deep), kind)
+    np.testing.assert_array_equal(array(decode(file, name="x")), expected)
+    np.testing.assert_array_equal(array(load(deep)), expected)
+    np.testing.assert_array_equal(array(load(deep.astype(">u2"))), expected)
+
+
+@pytest.mark.parametrize("extension", [".png", ".tiff"])
+def test_sixteen_bit_colour_files_keep_their_high_bits(extension: str) -> None:
+    deep = np.random.default_rng(0).integers(0, 65536, (9, 7, 3)).astype(np.uint16)
+    data = cv2.imencode(extension, deep)[1].tobytes()
+    difference = array(decode(data, name="x")).astype(int) - (deep[..., ::-1] / 257)
+    assert abs(difference).max() <= 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_exif_rotation_brings_the_red_corner_home(orientation: int, kind: str) -> None:
+    shown = np.zeros((32, 48, 3), np.uint8)
+    shown[:16, :16] = (255, 0, 0)  # top left as the viewer shows it
+    shown[16:, 32:] = (0, 0, 255)
+    # How a camera held that way stores it: EXIF gives where row 0 and column 0 are shown.
+    stored = {
+        1: shown, 2: shown[:, ::-1], 3: shown[::-1, ::-1], 4: shown[::-1],
+        5: shown.swapaxes(0, 1), 6: shown.swapaxes(0, 1)[::-1],
+        7: shown.swapaxes(0, 1)[::-1, ::-1], 8: shown.swapaxes(0, 1)[:, ::-1],
+    }[orientation]  # fmt: skip
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = encode(Image.fromarray(np.ascontiguousarray(stored)), kind, exif=exif)
+    image = array(decode(file, name="x"))
+    assert image.shape == shown.shape
+    assert abs(image[4, 4].astype(int) - (255, 0, 0)).max() < 30
+    assert abs(image[-4, -4].astype(int) - (0, 0, 255)).max() < 30
+    assert max(image[4, -4].max(), image[-4, 4].max()) < 30
+
+
+def test_an_image_turned_by_its_owner_is_not_turned_again() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = encode(COLOURS, "PNG", exif=exif)
+    opened = Image.open(io.BytesIO(file))
+    assert torch.equal(load(ImageOps.exif_transpose(opened)), decode(file, name="x"))
+
+
+def test_damaged_exif_does_not_lose_the_picture() -> None:
+    file = encode(COLOURS, "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff" + b"\xee" * 20)
+    assert torch.equal(decode(file, name="x"), decode(encode(COLOURS, "JPEG"), name="x"))
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
+def test_an_animation_gives_its_first_frame(kind: str) -> None:
+    frames = [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue", "green")]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    file = encode(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+    assert array(decode(file, name="x"))[3, 4].tolist() == [255, 0, 0]
+
+
+def test_arrays_and_tensors_of_equal_content_give_equal_images() -> None:
+    rgb = np.asarray(COLOURS)
+    first = torch.from_numpy(rgb.copy()).permute(2, 0, 1)
+    assert torch.equal(load(rgb), first)
+    assert torch.equal(load(first), first)
+    assert torch.equal(load(first.double() / 255), first)
+    assert torch.equal(load((rgb / 255).astype(np.float32)), first)
+    assert torch.equal(load(rgb[:, ::-1]), first.flip(2))
+    grey = np.asarray(RAMP)
+    expected = torch.from_numpy(grey.copy()).expand(3, -1, -1)
+    for same in (grey, grey[..., None], grey / 255, torch.tensor(grey), torch.tensor(grey)[None]):
+        assert torch.equal(load(same), expected)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.zeros((3, 20, 30), np.uint8), r"array of shape \(3, 20, 30\).*transpose"),
+        (np.zeros((5, 5, 2), np.uint8), r"\(5, 5, 2\)"),
+        (np.zeros((0, 5, 3), np.uint8), r"\(0, 5, 3\)"),
+        (np.zeros(5, np.uint8), r"\(5,\)"),
+        (np.zeros((5, 5), np.int64), "int64.*uint8, uint16 nor float"),
+        (np.full((5, 5, 3), 200.0), r"from 200 to 200; scale floats to \[0, 1\]"),
+        (np.full((5, 5, 3), np.nan), "from nan to nan"),
+        (torch.zeros(20, 30, 3), r"tensor of shape \(20, 30, 3\).*permute"),
+        (torch.zeros(1, 3, 20, 30), r"batch\[0\]"),
+        (torch.zeros(3, 0, 30), r"\(3, 0, 30\)"),
+        (torch.zeros(3, 5, 5, dtype=torch.int64), "int64.*uint8 nor float"),
+        (torch.full((3, 5, 5), -1.0), "from -1 to -1"),
+        (Image.new("RGB", (0, 5)), "0 x 5 pixels"),
+        (Image.fromarray(np.full((5, 5), 70_000, np.int32)), "8 or 16 bits"),
+        (b"bytes", "object of type bytes.*pass a path"),
+    ],
+)  # fmt: skip
+def test_what_is_no_image_is_refused_with_what_was_got(wrong: object, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
+        load(wrong)  # type: ignore[arg-type]
+
+
+def test_each_kind_of_bad_file_has_its_own_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "nowhere.jpg").symlink_to("missing")
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    (tmp_path / "text.jpg").write_text("a page that was not found")
+    (tmp_path / "binary.jpg").write_bytes(b"\x00\x01" * 50)
+    (tmp_path / "cut.jpg").write_bytes(encode(COLOURS.resize((200, 200)), "JPEG")[:-500])
+    expected = {
+        "pipe.jpg": "is a pipe", "folder.jpg": "is a folder", "nowhere.jpg": "leads nowhere",
+        "empty.jpg": "is empty", "text.jpg": "is text", "binary.jpg": "known kind",
+        "cut.jpg": "truncated", "missing.jpg": "No such file", "nul\0.jpg": "null byte",
+    }  # fmt: skip
+    for name, reason in expected.items():
+        with pytest.raises(ImageError) as caught:
+            load(tmp_path / name)
+        message = str(caught.value)
+        assert reason in message
+        assert name.split("\0")[0] in message
+        assert ";" in message, "no fix"
+        assert message.isprintable(), "more than one line"
+
+
+def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "locked.jpg"
+    path.write_bytes(encode(COLOURS, "JPEG"))
+    path.chmod(0)
+    if os.geteuid() == 0:  # permissions do not stop root, so the refusal is acted
+
+        def locked(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("builtins.open", locked)
+    with pytest.raises(ImageError, match=r"Permission denied.*check path and permissions"):
+        load(path)
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "huge.jpg"
+    with path.open("wb") as file:
+        file.truncate(1 << 42)  # sparse: takes no space
+    with pytest.raises(ImageError, match="bytes, more than"):
+        load(path)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
+def test_a_decompression_bomb_is_refused_from_its_header(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decoding(_: object) -> None:
+        raise AssertionError("the pixels were touched")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decoding)
+    with pytest.raises(ImageError, match="pixels, not 1 to 300,000,000"):
+        decode(bomb(kind), name="x", longest_side=64)
+
+
+def test_the_pixel_limit_is_exact_and_counts_the_full_size() -> None:
+    file = encode(COLOURS.resize((160, 96)), "JPEG")
+    assert decode(file, name="x", max_pixels=160 * 96).shape == (3, 96, 160)
+    with pytest.raises(ImageError, match="160 x 96"):
+        decode(file, name="x", max_pixels=160 * 96 - 1, longest_side=20)
+    with pytest.raises(ImageError, match="20 x 12"):
+        load(COLOURS, max_pixels=239)
+
+
+def test_pillows_own_limit_does_not_get_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert decode(encode(COLOURS, "PNG"), name="x").shape == (3, 12, 20)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_cut_file_is_an_error_and_never_half_grey(kind: str) -> None:
+    data = encode(noise(np.random.default_rng(1)), kind)
+    whole = decode(data, name="x")
+    for end in range(1, len(data), max(1, len(data) // 150)):
+        try:
+            cut = decode(data[:end], name="x")
+        except ImageError:
+            continue
+        assert torch.equal(cut, whole)  # only bytes after the last pixel were missing
+
+
+def test_a_large_jpeg_is_decoded_smaller_but_never_too_small() -> None:
+    smooth = COLOURS.resize((800, 480), Image.Resampling.BICUBIC)
+    file = encode(smooth, "JPEG", quality=95)
+    full = decode(file, name="x")
+    for longest, expected in (
+        (100, (60, 100)),
+        (101, (120, 200)),
+        (400, (240, 400)),
+        (500, (480, 800)),
+    ):
+        small = decode(file, name="x", longest_side=longest)
+        assert tuple(small.shape[1:]) == expected
+        again = resize(full, size=expected)
+        assert (small.int() - again.int()).abs().float().mean() < 2
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=300), st.sampled_from(sorted(images._READERS)))
+def test_random_bytes_give_only_image_errors(data: bytes, magic: bytes) -> None:
+    for file in (data, magic + data):
+        with pytest.raises(ImageError):
+            decode(file, name="x", max_pixels=10**6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(FORMATS),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=6),
+    st.none() | st.integers(0, 400),
+)
+def test_damaged_files_give_an_image_or_an_image_error(
+    kind: str, changes: list[tuple[int, int]], end: int | None
+) -> None:
+    data = bytearray(encode(COLOURS, kind))
+    for at, value in changes:
+        data[at % len(data)] = value
+    try:
+        image = decode(bytes(data[:end]), name="x", max_pixels=10**6)
+    except ImageError:
+        return
+    assert image.shape[0] == 3
+    assert image.numel() > 0
+
+
+NOISY = encode(Image.new("P", (4, 4)), "PNG", transparency=bytes(range(256)))
+
+
+def test_no_warning_or_log_line_reaches_the_user(
+    recwarn: pytest.WarningsRecorder,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a program that sets up none
+    samples = (b"II*\0\x08\0\0\0\x02\0\x00\x01\x04\0\x01\0\0\0\x05\0\0\0", b"MM\0*" + bytes(40))
+    tiff = encode(Image.new("RGB", (4, 4)), "TIFF")
+    seven = tiff.replace(
+        b"\x15\x01\x03\x00\x01\x00\x00\x00\x03", b"\x15\x01\x03\x00\x01\x00\x00\x00\x77"
+    )
+    assert seven != tiff
+    with pytest.raises(ImageError):
+        decode(seven, name="x")
+    for data in samples:
+        with pytest.raises(ImageError):
+            decode(data, name="x")
+    decode(NOISY, name="x")
+    assert not recwarn.list
+    assert capfd.readouterr().err == ""
+
+
+def test_warnings_stay_hidden_until_the_last_thread_is_out_and_no_longer() -> None:
+    filters, handlers = list(warnings.filters), list(logging.getLogger("PIL").handlers)
+    images._QUIET.__enter__()
+    images._QUIET.__enter__()  # a second thread starts before the first one ends
+    images._QUIET.__exit__()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warnings, "showwarning", lambda *_: pytest.fail("a warning was shown"))
+        warnings.warn_explicit("metadata", UserWarning, "TiffImagePlugin.py", 1, module="PIL.Tiff")
+    images._QUIET.__exit__()
+    assert list(warnings.filters) == filters
+    assert logging.getLogger("PIL").handlers == handlers
+
+
+def test_decoding_in_many_threads_leaves_the_filters_alone() -> None:
+    filters = list(warnings.filters)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: decode(NOISY, name="x"), range(200)))
+    assert list(warnings.filters) == filters
+
+
+def test_part_of_a_file_is_read_or_reported_short(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    assert read_bytes(path, offset=3, size=4) == b"3456"
+    with pytest.raises(ImageError, match="member: is cut short"):
+        read_bytes(path, name="member", offset=8, size=4)
+
+
+@given(
+    st.integers(1, 5000),
+    st.integers(1, 5000),
+    st.integers(16, 600),
+    st.sampled_from([1, 8, 16, 32]),
+)
+def test_network_size_is_a_multiple_that_keeps_the_aspect(
+    height: int, width: int, longest: int, multiple: int
+) -> None:
+    found = network_size((height, width), longest_side=longest, multiple=multiple)
+    scale = longest / max(height, width)
+    for side, original in zip(found, (height, width), strict=True):
+        assert side % multiple == 0
+        assert side >= multiple
+        assert abs(side - original * scale) <= multiple / 2 or side == multiple
+
+
+def test_network_size_known_answers() -> None:
+    assert network_size((480, 640), longest_side=224, multiple=16) == (176, 224)  # 168 is halfway
+    assert network_size((10, 4000), longest_side=320, multiple=32) == (32, 320)
+    with pytest.raises(ValueError, match="at least 1"):
+        network_size((0, 5), longest_side=224, multiple=16)
+
+
+def test_resize_agrees_with_pillow() -> None:
+    source = noise(np.random.default_rng(2), size=64)
+    for size in ((20, 31), (64, 20), (90, 128)):
+        expected = np.asarray(source.resize(size[::-1], Image.Resampling.BILINEAR)).astype(int)
+        assert abs(array(resize(load(source), size=size)) - expected).max() <= 1
+
+
+def test_prepare_returns_the_frame_of_the_upright_image() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels, frame = prepare(COLOURS, longest_side=64, multiple=16)
+    assert frame == Frame(original=(12, 20), network=(32, 64))  # 38.4 is nearer to 32
+    assert tuple(pixels.shape) == (3, 32, 64)
+    turned = Image.open(io.BytesIO(encode(COLOURS, "JPEG", exif=exif)))
+    assert prepare(turned, longest_side=64, multiple=16)[1].original == (20, 12)
