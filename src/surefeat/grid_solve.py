@@ -10,9 +10,9 @@ has a slower solver in plain torch with the same answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numba import njit
@@ -24,7 +24,8 @@ Floats = NDArray[np.float64]
 
 LEAF = 8
 """Pixels in a part that is eliminated without another cut; 8 to 24 are equally fast."""
-PANEL, BAND, SMALL = 16, 64, 48
+NOTHING = np.empty(0)
+PANEL, BAND, SMALL = 16, 32, 48
 """Rows eliminated at a time, rows per matrix product, and the front below which plain loops win."""
 
 
@@ -38,8 +39,7 @@ def _compiled(function: Function) -> Function:
     return compiled
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Fronts in the order of elimination, children before parents."""
 
     pixels: Ints
@@ -52,27 +52,60 @@ class Plan:
     """Beside `pixels`: the row of the parent's front a boundary pixel is added to."""
     children: Ints
     """(K,) number of fronts added to this one: always the latest on the stack."""
+    kept: Ints
+    """(K + 1,) eliminated rows times all rows, summed up: where a front's factor begins."""
+    gone: Ints
+    """(K,) pixels eliminated before each front."""
 
 
-def solve(mask: Floats, right: Floats, down: Floats, targets: Floats) -> Floats:
+class System(NamedTuple):
+    """The matrix by pixel, all (H*W,), and its right-hand sides (H*W, T)."""
+
+    diagonal: Floats
+    east: Floats
+    south: Floats
+    targets: Floats
+    width: int
+
+
+def solve(
+    mask: Floats, right: Floats, down: Floats, targets: Floats, *, threads: int = 1
+) -> Floats:
     """Solve for u (T, H, W): mask * u + sum over neighbours of weight * (u - neighbour) = target.
 
     mask (H, W) and targets (T, H, W); right (H, W - 1) and down (H - 1, W) are the weights to the
-    next pixel in x and y, all > 0; mask >= 0 and somewhere positive. One factorisation serves all.
+    next pixel in x and y, all > 0; mask >= 0 and somewhere positive. One factorisation serves all;
+    with two threads or more, the two sides of the first cut are worked on at the same time.
     """
     height, width = mask.shape
-    plan = plan_grid(height, width)
     east, south = np.zeros((height, width)), np.zeros((height, width))
     east[:, : width - 1], south[: height - 1] = right, down
     diagonal = mask + east + south
     diagonal[:, 1:] += right
     diagonal[1:] += down
     columns = np.ascontiguousarray(targets.reshape(len(targets), -1).T, dtype=np.float64)
-    flat = _factor_and_solve(
-        plan.pixels, plan.starts, plan.pivots, plan.places, plan.children,
-        diagonal.ravel(), east.ravel(), south.ravel(), columns, width,
-    )  # fmt: skip
-    return flat.T.reshape(targets.shape)
+    system = System(diagonal.ravel(), east.ravel(), south.ravel(), columns, width)
+    plan = plan_grid(height, width)
+    last, many = len(plan.pivots) - 1, len(targets)
+    factor = np.empty(plan.kept[-1] + many * mask.size)
+    solution = np.zeros_like(columns)
+    parts = _halves(plan) if threads > 1 else [(0, last)] if last else []
+    with ThreadPoolExecutor(max(1, len(parts))) as pool:
+        rests = list(pool.map(lambda part: _factor(plan, system, *part, factor, NOTHING), parts))
+        _factor(plan, system, last, last + 1, factor, np.concatenate([NOTHING, *rests]))
+        _substitute(plan, factor, last, last + 1, solution)
+        list(pool.map(lambda part: _substitute(plan, factor, *part, solution), parts))
+    return solution.T.reshape(targets.shape)
+
+
+def _halves(plan: Plan) -> list[tuple[int, int]]:
+    """The runs of fronts below the last one that do not touch each other: none, one or two."""
+    last = len(plan.pivots) - 1
+    roots = []
+    for front in range(last):
+        del roots[len(roots) - plan.children[front] :]
+        roots.append(front)
+    return [(low, high + 1) for low, high in zip([0, *(r + 1 for r in roots)], roots, strict=False)]
 
 
 @lru_cache(maxsize=8)
@@ -98,7 +131,8 @@ def plan_grid(height: int, width: int) -> Plan:
             boundary = slice(starts[child] + pivots[child], starts[child + 1])
             places[boundary] = place[rows[child][pivots[child] :]]
         stack.append(front)
-    return Plan(np.concatenate(rows), starts, pivots, places, children)
+    kept = np.concatenate([[0], np.cumsum(pivots * np.diff(starts))]).astype(np.int64)
+    return Plan(np.concatenate(rows), starts, pivots, places, children, kept, np.cumsum(pivots) - pivots)
 
 
 def _dissect(
@@ -131,55 +165,73 @@ def _dissect(
 
 
 @_compiled
-def _factor_and_solve(
-    pixels: Ints, starts: Ints, pivots: Ints, places: Ints, children: Ints,
-    diagonal: Floats, east: Floats, south: Floats, targets: Floats, width: int,
-) -> Floats:  # fmt: skip
-    fronts, many = pivots.size, targets.shape[1]
-    kept = np.zeros(fronts + 1, np.int64)
-    for front in range(fronts):
-        size = starts[front + 1] - starts[front]
-        kept[front + 1] = kept[front] + pivots[front] * (size + many)
-    largest = (starts[1:] - starts[:-1]).max()
-    factor = np.empty(kept[fronts])
+def _factor(
+    plan: Plan, system: System, begin: int, end: int, factor: Floats, waiting: Floats
+) -> Floats:
+    """Eliminate the fronts begin:end, `factor` receives their rows; what is left for the parent.
+
+    waiting holds what earlier fronts left for this run, the latest last.
+    """
+    starts, pivots, many = plan.starts, plan.pivots, system.targets.shape[1]
+    largest = (starts[begin + 1 : end + 1] - starts[begin:end]).max()
     work = np.empty(largest * (largest + many))
-    stack, rests = np.empty(fronts, np.int64), np.empty(_stack_size(starts, pivots, children, many))
-    place = np.full(targets.shape[0], -1)
-    held, used = 0, 0
-    for front in range(fronts):
+    rests = np.empty(waiting.size + _stack_size(plan, begin, end, many))
+    rests[: waiting.size] = waiting
+    place = np.full(system.diagonal.size, -1)
+    used = waiting.size
+    stack, held = _waiting_fronts(plan, begin, end)
+    for front in range(begin, end):
         size, own = starts[front + 1] - starts[front], pivots[front]
         dense = work[: size * (size + many)].reshape(size, size + many)
         dense[:] = 0.0
-        rows = pixels[starts[front] : starts[front + 1]]
-        _assemble(dense, rows, own, place, diagonal, east, south, targets, width)
-        for _ in range(children[front]):
+        _assemble(dense, plan.pixels[starts[front] : starts[front + 1]], own, place, system)
+        for _ in range(plan.children[front]):
             held -= 1
             first, last = starts[stack[held]] + pivots[stack[held]], starts[stack[held] + 1]
             used -= (last - first) * (last - first + many)
-            _add_rest(dense, size, places[first:last], rests[used:], many)
+            _add_rest(dense, size, plan.places[first:last], rests[used:], many)
         _eliminate(dense, own, size + many)
-        block = factor[kept[front] : kept[front + 1]].reshape(own, size + many)
+        block = _block(plan, factor, front, many)
         for i in range(own):
-            block[i, i:] = dense[i, i : size + many]
-        rest = rests[used : used + (size - own) * (size - own + many)]
-        rest = rest.reshape(size - own, size - own + many)
-        for i in range(size - own):
-            rest[i, i:] = dense[own + i, own + i : size + many]
+            block[i, i:] = dense[i, i:]
+        left = size - own
+        rest = rests[used : used + left * (left + many)].reshape(left, left + many)
+        for i in range(left):
+            rest[i, i:] = dense[own + i, own + i :]
         stack[held] = front
         held, used = held + 1, used + rest.size
-    return _substitute(factor, kept, pixels, starts, pivots, targets)
+    return rests[:used]
 
 
 @_compiled
-def _stack_size(starts: Ints, pivots: Ints, children: Ints, many: int) -> int:
-    """The most numbers that wait on the stack of rests at one time."""
-    stack = np.empty(pivots.size, np.int64)
+def _block(plan: Plan, factor: Floats, front: int, many: int) -> Floats:
+    """A front's eliminated rows in the factor: (own, size + many)."""
+    own, size = plan.pivots[front], plan.starts[front + 1] - plan.starts[front]
+    # Every pixel is eliminated once, in order, so the targets before this front are countable.
+    begin = plan.kept[front] + many * plan.gone[front]
+    return factor[begin : begin + own * (size + many)].reshape(own, size + many)
+
+
+@_compiled
+def _waiting_fronts(plan: Plan, begin: int, end: int) -> tuple[Ints, int]:
+    """The fronts before `begin` whose rests no front before it has taken, and how many they are."""
+    stack, held = np.empty(end, np.int64), 0
+    for front in range(begin if plan.children[begin] > 0 and end - begin == 1 else 0):
+        held += 1 - plan.children[front]
+        stack[held - 1] = front
+    return stack, held
+
+
+@_compiled
+def _stack_size(plan: Plan, begin: int, end: int, many: int) -> int:
+    """The most numbers the fronts begin:end have on the stack of rests at one time."""
+    stack = np.empty(end, np.int64)
     held, used, most = 0, 0, 0
-    for front in range(pivots.size):
-        for _ in range(children[front]):
+    for front in range(begin, end):
+        for _ in range(min(held, plan.children[front])):
             held -= 1
             used -= stack[held]
-        rest = starts[front + 1] - starts[front] - pivots[front]
+        rest = plan.starts[front + 1] - plan.starts[front] - plan.pivots[front]
         stack[held] = rest * (rest + many)
         used += stack[held]
         held, most = held + 1, max(most, used)
@@ -188,19 +240,19 @@ def _stack_size(starts: Ints, pivots: Ints, children: Ints, many: int) -> int:
 
 @_compiled
 def _assemble(
-    dense: Floats, rows: Ints, own: int, place: Ints, diagonal: Floats, east: Floats,
-    south: Floats, targets: Floats, width: int,
-) -> None:  # fmt: skip
+    dense: Floats, rows: Ints, own: int, place: Ints, system: System
+) -> None:
     """Add the matrix's entries that touch a pixel eliminated here; upper triangle, then targets.
 
     place (H*W,) is the row of a pixel in this front; -1 for one that is gone and accounted for.
     """
-    size = rows.size
+    size, width = rows.size, system.width
+    targets, east, south = system.targets, system.east, system.south
     for i in range(size):
         place[rows[i]] = i
     for i in range(own):
         p = rows[i]
-        dense[i, i] += diagonal[p]
+        dense[i, i] += system.diagonal[p]
         for t in range(targets.shape[1]):
             dense[i, size + t] += targets[p, t]
         # A weight of 0 stands for no neighbour: `place` is then another row's pixel, and not used.
@@ -299,20 +351,18 @@ def _dot(first: Floats, second: Floats) -> float:
 
 
 @_compiled
-def _substitute(
-    factor: Floats, kept: Ints, pixels: Ints, starts: Ints, pivots: Ints, targets: Floats
-) -> Floats:
+def _substitute(plan: Plan, factor: Floats, begin: int, end: int, solution: Floats) -> None:
     """Back substitution, the fronts in reverse: every boundary is known before its front."""
-    solution, many = np.zeros_like(targets), targets.shape[1]
-    known = np.empty((starts[1:] - starts[:-1]).max())
-    for front in range(pivots.size - 1, -1, -1):
+    starts, pivots, many = plan.starts, plan.pivots, solution.shape[1]
+    known = np.empty((starts[begin + 1 : end + 1] - starts[begin:end]).max())
+    for front in range(end - 1, begin - 1, -1):
         size, own = starts[front + 1] - starts[front], pivots[front]
-        rows = pixels[starts[front] : starts[front + 1]]
-        block = factor[kept[front] : kept[front + 1]].reshape(own, size + many)
+        rows = plan.pixels[starts[front] : starts[front + 1]]
+        block = _block(plan, factor, front, many)
         for t in range(many):
             for j in range(own, size):
                 known[j] = solution[rows[j], t]
             for i in range(own - 1, -1, -1):
-                known[i] = (block[i, size + t] - _dot(block[i, i + 1 : size], known[i + 1 : size])) / block[i, i]
+                explained = _dot(block[i, i + 1 : size], known[i + 1 : size])
+                known[i] = (block[i, size + t] - explained) / block[i, i]
                 solution[rows[i], t] = known[i]
-    return solution
