@@ -26,7 +26,7 @@ from surefeat.loss import PairLoss, pair_loss
 from surefeat.model import DenseFeatures, file_hash
 from surefeat.pretrain import pretrain
 from surefeat.runs import environment, write_json
-from surefeat.train import fast_arithmetic, make_optimiser, make_step, step_draws, update
+from surefeat.train import compiles, fast_arithmetic, make_optimiser, make_step, step_draws, update
 from surefeat.warp import Views, corresponding_points, two_views
 
 
@@ -35,9 +35,15 @@ def settings(trained: str, *, compiled: bool, steps: int, batch: int) -> Config:
     return replace(
         ours,
         train=replace(
-            ours.train, trained=trained, compile=compiled, steps=steps, batch=batch,
-            log_every=max(1, steps // 10), checkpoint_every=10**9, decay="constant",
-        ),  # fmt: skip
+            ours.train,
+            trained=trained,
+            compile="on" if compiled else "off",
+            steps=steps,
+            batch=batch,
+            log_every=max(1, steps // 10),
+            checkpoint_every=10**9,
+            decay="constant",
+        ),
         data=replace(ours.data, held_out=0),
     )
 
@@ -110,12 +116,13 @@ def make_fixed_step(model: DenseFeatures, config: Config) -> Any:
         with torch.autocast(both.device.type, torch.bfloat16, enabled=both.device.type == "cuda"):
             maps = model(both)
         descriptors, sigma = maps.at(torch.cat([points0, points1]))
+        (first, second), (sigma0, sigma1) = descriptors.chunk(2), sigma.chunk(2)
         return pair_loss(
-            *descriptors.chunk(2), *sigma.chunk(2), points1, config.loss, hold_sigma=hold, valid=valid
+            first, second, sigma0, sigma1, points1, config.loss, hold_sigma=hold, valid=valid
         )
 
     mode = "reduce-overhead"
-    return torch.compile(step, dynamic=False, mode=mode) if config.train.compile else step
+    return torch.compile(step, dynamic=False, mode=mode) if compiles(config.train) else step
 
 
 def timed(work: Any, repeats: int) -> float:
@@ -151,7 +158,10 @@ def profile(work: Any, steps: int = 5) -> list[dict[str, Any]]:
     rows = [(e.key, e.self_device_time_total / 1000 / steps) for e in trace.key_averages()]
     total = sum(time for _, time in rows)
     rows.sort(key=lambda row: -row[1])
-    return [{"kernel": k[:120], "ms": round(t, 3), "share": round(t / total, 4)} for k, t in rows[:20]]
+    return [
+        {"kernel": name[:120], "ms": round(ms, 3), "share": round(ms / total, 4)}
+        for name, ms in rows[:20]
+    ]
 
 
 def main() -> None:

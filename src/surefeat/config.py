@@ -22,11 +22,11 @@ class WarpConfig:
     rotation: float = 15.0
     """Largest rotation either way, degrees; the paper preset has 30 [M]."""
     linear: float = 0.2
-    """Each of the four linear entries is multiplied by its own U(1-linear, 1+linear); paper 0.5 [M]."""
+    """Each of the four linear entries is multiplied by its own U(1-l, 1+l); paper 0.5 [M]."""
     translation: float = 0.25
     """Largest shift either way, in half sides of the view; paper 0.5 [M]."""
     zoom: tuple[float, float] = (0.7, 1.3)
-    """Side of the view over the side of the image before the linear part; paper 9/8, which is 9/16 of
+    """Side of the view over that of the image, before the linear part; paper 9/8, which is 9/16 of
     the mirror-padded image [M]."""
     mirror: bool = False
     """Mirror both views of an image left to right with probability 1/2 [C]."""
@@ -63,7 +63,7 @@ class LossConfig:
     match_radius: float = 1.0
     """A pair closer than this is a match, pixels of view 1 [P]."""
     ignore_radius: float = 30.0
-    """A pair further than this is a non-match, pixels of view 1; between the two it is ignored [P]."""
+    """A pair further than this is a non-match, pixels of view 1; what is between is ignored [P]."""
     sigma_warmup: int = 150
     """Steps during which sigma is held at 1, against collapse [M]."""
     margin: float = 1.0
@@ -82,8 +82,9 @@ class ModelConfig:
     """Descriptor size C [C]."""
     sigma_floor: float = 1e-2
     """Added to softplus: the smallest uncertainty [C]."""
-    lower: str = "res4c"
-    """Lower layer that matching adds to the descriptors; res4c for ResNet-50, pool4 for VGG16 [P]."""
+    lower: str = "auto"
+    """Lower layer that matching adds to the descriptors: auto is res4c for ResNet-50, pool4 for
+    VGG16 [P], conv4 for small, the last but one of a timm network [C]."""
     longest_side: int = 320
     """Images are resized to this for extraction, pixels [C]."""
 
@@ -97,7 +98,7 @@ class TrainConfig:
     batch: int = 64
     """Image pairs per step, over all processes [C]."""
     trained: Trained = "last"
-    """all layers, the last stage (res5) and the head, or the head alone; the paper trains all [M]."""
+    """all layers, the last stage (res5) and the head, or the head alone; the paper: all [M]."""
     optimiser: Literal["adagrad", "adamw"] = "adamw"
     """The paper: AdaGrad, lr 1e-3, weight decay 5e-4, which on res5 gives the same [M]."""
     lr: float = 1e-4
@@ -115,13 +116,14 @@ class TrainConfig:
     clip: float = 1.0
     """Largest gradient norm; 0 switches it off [C]."""
     patience: int = 0
-    """Stop when the smoothed loss has not improved for this many steps; 0 = run all steps [P: plateau]."""
+    """Stop when the smoothed loss has not improved for this many steps [P]; 0 = run all steps."""
     seed: int = 0
     """Determines everything drawn, on one machine."""
     amp: bool = True
     """bf16 on accelerators; never on the CPU."""
-    compile: bool = False
-    """torch.compile of network and loss: about a minute at the start, then faster."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of the whole step: a minute at the start, then up to three times faster; auto:
+    on CUDA from 3,000 steps on, or from 1,000 when all layers learn."""
     log_every: int = 50
     """Steps between lines of metrics.jsonl."""
     check_every: int = 0
@@ -164,17 +166,33 @@ def preset(name: Literal["ours", "paper", "small"]) -> Config:
     if name == "paper":
         wide = replace(ours.warp, rotation=30.0, linear=0.5, translation=0.5, zoom=(9 / 8, 9 / 8))
         printed = replace(
-            ours.train, trained="all", optimiser="adagrad", lr=1e-3, decay="constant", patience=2000,
-            lr_warmup=0, clip=0.0, steps=20_000,
-        )  # fmt: skip
+            ours.train,
+            trained="all",
+            optimiser="adagrad",
+            lr=1e-3,
+            lr_warmup=0,
+            decay="constant",
+            clip=0.0,
+            patience=2000,
+            steps=20_000,
+        )
         return replace(ours, warp=wide, train=printed)
     if name == "small":
         return replace(
             ours,
-            model=replace(ours.model, trunk="small", channels=32, lower="conv4", longest_side=128),
+            model=replace(ours.model, trunk="small", channels=32, longest_side=128),
             warp=replace(ours.warp, size=96),
             loss=replace(ours.loss, points=256, ignore_radius=12.0, sigma_warmup=200),
-            train=replace(ours.train, steps=600, batch=16, trained="all", lr=2e-3, head_lr=2e-3, log_every=10),
+            train=replace(
+                ours.train,
+                steps=400,
+                batch=16,
+                trained="all",
+                lr=2e-3,
+                head_lr=2e-3,
+                log_every=10,
+                checkpoint_every=100,
+            ),
             data=replace(ours.data, side=112),
         )
     raise ValueError(f"unknown preset {name!r}; choose ours, paper or small")
@@ -191,7 +209,8 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
     known = {item.name for item in fields(kind)}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise ValueError(f"unknown setting {unknown[0]!r} for {kind.__name__}; known: {sorted(known)}")
+        known_names = ", ".join(sorted(known))
+        raise ValueError(f"unknown setting {unknown[0]!r} for {kind.__name__}; known: {known_names}")
     built: dict[str, Any] = {}
     for name, value in values.items():
         hint = hints[name]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefeat.geometry import Frame, pixel_to_grid, sample
+from surefeat.geometry import Frame, clip_boxes, pixel_to_grid, sample
+
+Layer = Literal["descriptors", "lower"]
 
 # The file says what it is, so that another safetensors file is refused in words.
 _FORMAT = "surefeat-features-1"
@@ -57,6 +60,29 @@ class Features:
         """1/sigma at points: (N, 2) original pixels -> (N,)."""
         return self._read(self.uncertainty[None], points)[:, 0].reciprocal()
 
+    def layer(self, name: Layer, *, confidence: bool = False) -> Tensor:
+        """(C, h, w) or (D, h', w'); with `confidence`, descriptors are scaled by 1/sigma."""
+        if name == "lower":
+            return self.lower
+        return self.descriptors * self.confidence if confidence else self.descriptors
+
+    def pool(
+        self,
+        boxes: object,
+        *,
+        size: int = 7,
+        layer: Layer = "descriptors",
+        confidence: bool = False,
+    ) -> Tensor:
+        """ROI max pooling: inclusive boxes (N, 4), original pixels -> (N, C, size, size).
+
+        Convention: see `bin_regions`. With `confidence`, descriptors are scaled by 1/sigma first.
+        """
+        maps = self.layer(layer, confidence=confidence)
+        index, bins = bin_regions(self, boxes, size=size, cells=(maps.shape[1], maps.shape[2]))
+        pooled = max_pool_bins(maps, bins)[index]
+        return pooled.transpose(1, 2).reshape(len(index), maps.shape[0], size, size)
+
     def _read(self, maps: Tensor, points: Tensor) -> Tensor:
         points = points.to(maps.device, torch.float32)
         # A lower layer may be finer than the descriptors; its stride follows from its size.
@@ -98,7 +124,8 @@ class Features:
             with safe_open(path, framework="pt") as file:
                 meta = file.metadata() or {}
                 if meta.get("format") != _FORMAT:
-                    raise ValueError(f"{path} holds no surefeat features; write it with Features.save")
+                    fix = "write it with Features.save"
+                    raise ValueError(f"{path} holds no surefeat features; {fix}")
                 tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{path} is not a readable features file ({error})") from error
@@ -107,11 +134,91 @@ class Features:
         return Features(**tensors, frame=frame, stride=about["stride"], name=about["name"])
 
 
+def bin_regions(
+    features: Features, boxes: object, *, size: int, cells: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """The bins of ROI pooling: index (N, size * size) into the distinct bins (U, 4).
+
+    A bin is y0, y1, x0, x1: the cells y0 <= y < y1, x0 <= x < x1 of a map of `cells` (rows,
+    columns).
+    On a coarse map the bins of many boxes coincide, so each is pooled, and multiplied, once.
+    Convention: a box's outer edges snap to the nearest cell edges; a box that vanishes by this
+    takes the one cell its centre lies in. Of n cells, bin k of `size` takes floor(k n / size) up
+    to ceil((k+1) n / size), so none is empty and neighbours may share a cell.
+    """
+    found = features.frame.boxes_to_network(stack_boxes(boxes, size=features.frame.original))
+    found = found.to(features.descriptors.device)
+    rows = _bins(found[:, 1], found[:, 3], features.frame.network[0], cells[0], size)
+    columns = _bins(found[:, 0], found[:, 2], features.frame.network[1], cells[1], size)
+    rows = rows[:, :, None].expand(-1, -1, size, -1)
+    columns = columns[:, None].expand(-1, size, -1, -1)
+    every = torch.cat([rows, columns], dim=-1).reshape(-1, 4)
+    # One whole number per bin: sorting numbers is far quicker than sorting rows.
+    base = max(cells) + 1
+    powers = torch.tensor([base**3, base**2, base, 1], device=every.device)
+    keys, index = torch.unique((every * powers).sum(-1), return_inverse=True)
+    bins = keys[:, None] // powers % base
+    return index.reshape(-1, size * size), bins
+
+
+def _bins(first: Tensor, last: Tensor, pixels: int, cells: int, size: int) -> Tensor:
+    """Along one axis: first and last pixel (N,) -> bins (N, size, 2), start and end in cells."""
+    scale = cells / pixels
+    start = (first * scale + 0.5).floor().long()
+    end = ((last + 1) * scale + 0.5).floor().long()
+    middle = ((first + last + 1) / 2 * scale).floor().long().clamp(0, cells - 1)
+    gone = end <= start
+    start, end = torch.where(gone, middle, start), torch.where(gone, middle + 1, end)
+    count, k = (end - start)[:, None], torch.arange(size, device=first.device)
+    low = start[:, None] + k * count // size
+    high = start[:, None] - (-(k + 1) * count) // size
+    return torch.stack([low, high], dim=-1)
+
+
+def max_pool_bins(maps: Tensor, bins: Tensor) -> Tensor:
+    """Maxima of maps (C, h, w) over bins (U, 4) of cells -> (U, C), float32."""
+    table = maps.float().permute(1, 2, 0).contiguous()
+    y0, y1, x0, x1 = bins.unbind(-1)
+    pooled = table[y0, x0]
+    if not len(bins):
+        return pooled
+    # A bin smaller than the largest reads its last cell again, which leaves a maximum as it is.
+    for dy in range(int((y1 - y0).max())):
+        for dx in range(int((x1 - x0).max())):
+            cell = table[torch.minimum(y0 + dy, y1 - 1), torch.minimum(x0 + dx, x1 - 1)]
+            pooled = torch.maximum(pooled, cell)
+    return pooled
+
+
+def stack_boxes(boxes: object, *, size: tuple[int, int]) -> Tensor:
+    """Boxes as users write them -> (N, 4) float32, inclusive, cut to an image of (height, width).
+
+    Inverted boxes, those wholly outside and those with NaN are an error that names the first.
+    """
+    tensor = torch.as_tensor(boxes, dtype=torch.float32)
+    tensor = tensor.reshape(-1, 4) if tensor.numel() in (0, 4) else tensor
+    if tensor.ndim != 2 or tensor.shape[1] != 4:
+        raise ValueError(f"boxes must be (N, 4) as x1, y1, x2, y2; got {tuple(tensor.shape)}")
+    height, width = size
+    x1, y1, x2, y2 = tensor.unbind(-1)
+    # Written as what is right, so that NaN is wrong.
+    upright = (x1 <= x2) & (y1 <= y2) & tensor.isfinite().all(-1)
+    inside = (x2 >= 0) & (y2 >= 0) & (x1 <= width - 1) & (y1 <= height - 1)
+    for good, fault in ((upright, "is empty or inverted"), (inside, "lies outside")):
+        if not bool(good.all()):
+            index = int((~good).nonzero()[0])
+            shown = ", ".join(f"{value:g}" for value in tensor[index].tolist())
+            raise ValueError(
+                f"box {index} ({shown}) {fault}; boxes are x1, y1, x2, y2 with x1 <= x2 and "
+                f"y1 <= y2, in pixels of the image, which is {width} x {height} (width x height)"
+            )
+    return clip_boxes(tensor, size=size)
+
+
 def stack_points(points: object) -> Tensor:
-    """Points as users write them (list, array, tensor) -> (N, 2) float32; anything else is an error."""
+    """Points as users write them (list, array, tensor) -> (N, 2) float32, or an error."""
     tensor = torch.as_tensor(points, dtype=torch.float32)
-    if tensor.ndim == 1 and tensor.numel() == 2:
-        tensor = tensor[None]
+    tensor = tensor.reshape(-1, 2) if tensor.numel() in (0, 2) else tensor
     if tensor.ndim != 2 or tensor.shape[1] != 2:
         raise ValueError(f"points must be (N, 2) as x, y in pixels; got {tuple(tensor.shape)}")
     return tensor

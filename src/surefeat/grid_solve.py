@@ -3,59 +3,21 @@
 A multifrontal factorisation in geometric nested-dissection order (George 1973): the grid is cut in
 half by a line of pixels, recursively; each part is eliminated as a small dense front whose rest is
 added to the front of the cut above it. Exact, so weights that span ten decades do no harm, and
-the order depends on the size alone, so it is planned once. numba is an optional extra; surefeat.flow
-has a slower solver in plain torch with the same answer.
+the order depends on the size alone, so it is planned once. numba is an optional extra;
+surefeat.static_dynamic has a slower solver in plain torch with the same answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from concurrent.futures import Executor
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from surefeat.grid_front import compiled, dot, eliminate
+from surefeat.grid_plan import Floats, Ints, Plan, halves, plan_grid
 
-LEAF = 8
-"""Pixels in a part that is eliminated without another cut; 8 to 24 are equally fast."""
 NOTHING = np.empty(0)
-PANEL, BAND, SMALL = 16, 32, 48
-"""Rows eliminated at a time, rows per matrix product, and the front below which plain loops win."""
-
-
-def _compiled(function: Function) -> Function:
-    """numba's njit with the function's own type kept; contraction lets it use fused multiply-add.
-
-    Reordered sums ("reassoc") would speed up one loop and make the others half as fast.
-    """
-    options = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
-    compiled: Function = njit(**options)(function)
-    return compiled
-
-
-class Plan(NamedTuple):
-    """Fronts in the order of elimination, children before parents."""
-
-    pixels: Ints
-    """All fronts' rows, one after the other: pixels to eliminate, then the boundary."""
-    starts: Ints
-    """(K + 1,) where each front's rows begin in `pixels`."""
-    pivots: Ints
-    """(K,) how many of a front's rows are eliminated."""
-    places: Ints
-    """Beside `pixels`: the row of the parent's front a boundary pixel is added to."""
-    children: Ints
-    """(K,) number of fronts added to this one: always the latest on the stack."""
-    kept: Ints
-    """(K + 1,) eliminated rows times all rows, summed up: where a front's factor begins."""
-    gone: Ints
-    """(K,) pixels eliminated before each front."""
 
 
 class System(NamedTuple):
@@ -69,13 +31,13 @@ class System(NamedTuple):
 
 
 def solve(
-    mask: Floats, right: Floats, down: Floats, targets: Floats, *, threads: int = 1
+    mask: Floats, right: Floats, down: Floats, targets: Floats, *, pool: Executor | None = None
 ) -> Floats:
     """Solve for u (T, H, W): mask * u + sum over neighbours of weight * (u - neighbour) = target.
 
     mask (H, W) and targets (T, H, W); right (H, W - 1) and down (H - 1, W) are the weights to the
     next pixel in x and y, all > 0; mask >= 0 and somewhere positive. One factorisation serves all;
-    with two threads or more, the two sides of the first cut are worked on at the same time.
+    given a pool, the two sides of the first cut are worked on there at the same time.
     """
     height, width = mask.shape
     east, south = np.zeros((height, width)), np.zeros((height, width))
@@ -89,82 +51,25 @@ def solve(
     last, many = len(plan.pivots) - 1, len(targets)
     factor = np.empty(plan.kept[-1] + many * mask.size)
     solution = np.zeros_like(columns)
-    parts = _halves(plan) if threads > 1 else [(0, last)] if last else []
-    with ThreadPoolExecutor(max(1, len(parts))) as pool:
-        rests = list(pool.map(lambda part: _factor(plan, system, *part, factor, NOTHING), parts))
-        _factor(plan, system, last, last + 1, factor, np.concatenate([NOTHING, *rests]))
-        _substitute(plan, factor, last, last + 1, solution)
-        list(pool.map(lambda part: _substitute(plan, factor, *part, solution), parts))
+    parts = halves(plan)
+    run = pool.map if pool else map
+    ends = (last, last + 1)
+
+    def factor_part(part: tuple[int, int]) -> Floats:
+        return _factor(plan, system, part[0], part[1], factor, NOTHING if part != ends else left)
+
+    def solve_part(part: tuple[int, int]) -> None:
+        _substitute(plan, factor, part[0], part[1], solution)
+
+    left = np.concatenate([NOTHING, *run(factor_part, parts)])
+    # The last cut runs on the pool too: its threads may be set up for this arithmetic.
+    list(run(factor_part, [ends]))
+    list(run(solve_part, [ends]))
+    list(run(solve_part, parts))
     return solution.T.reshape(targets.shape)
 
 
-def _halves(plan: Plan) -> list[tuple[int, int]]:
-    """The runs of fronts below the last one that do not touch each other: none, one or two."""
-    last = len(plan.pivots) - 1
-    roots = []
-    for front in range(last):
-        del roots[len(roots) - plan.children[front] :]
-        roots.append(front)
-    return [(low, high + 1) for low, high in zip([0, *(r + 1 for r in roots)], roots, strict=False)]
-
-
-@lru_cache(maxsize=8)
-def plan_grid(height: int, width: int) -> Plan:
-    """The order of elimination for a grid of this size."""
-    fronts: list[tuple[Ints, Ints, int]] = []
-    ids = np.arange(height * width, dtype=np.int64).reshape(height, width)
-    _dissect(ids, 0, height, 0, width, fronts)
-    rank = np.empty(height * width, dtype=np.int64)
-    rank[np.concatenate([own for own, _, _ in fronts])] = np.arange(height * width)
-    # Boundaries in the order of elimination: then a child's rows keep their order in its parent.
-    rows = [np.concatenate([own, bound[np.argsort(rank[bound])]]) for own, bound, _ in fronts]
-    starts = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int64)
-    pivots = np.array([len(own) for own, _, _ in fronts], dtype=np.int64)
-    children = np.array([below for _, _, below in fronts], dtype=np.int64)
-    places = np.full(starts[-1], -1, dtype=np.int64)
-    place = np.empty(height * width, dtype=np.int64)
-    stack: list[int] = []
-    for front, row in enumerate(rows):
-        place[row] = np.arange(len(row))
-        for _ in range(children[front]):
-            child = stack.pop()
-            boundary = slice(starts[child] + pivots[child], starts[child + 1])
-            places[boundary] = place[rows[child][pivots[child] :]]
-        stack.append(front)
-    kept = np.concatenate([[0], np.cumsum(pivots * np.diff(starts))]).astype(np.int64)
-    return Plan(np.concatenate(rows), starts, pivots, places, children, kept, np.cumsum(pivots) - pivots)
-
-
-def _dissect(
-    ids: Ints, top: int, bottom: int, left: int, right: int, fronts: list[tuple[Ints, Ints, int]]
-) -> int:
-    """Append the fronts of rows top:bottom, columns left:right, the cut last; 0 if empty, else 1."""
-    height, width = bottom - top, right - left
-    if height <= 0 or width <= 0:
-        return 0
-    below, own = 0, ids[top:bottom, left:right].ravel()
-    if height * width > LEAF and max(height, width) > 2:
-        if height >= width:
-            cut = (top + bottom) // 2
-            below = _dissect(ids, top, cut, left, right, fronts)
-            below += _dissect(ids, cut + 1, bottom, left, right, fronts)
-            own = ids[cut, left:right]
-        else:
-            cut = (left + right) // 2
-            below = _dissect(ids, top, bottom, left, cut, fronts)
-            below += _dissect(ids, top, bottom, cut + 1, right, fronts)
-            own = ids[top:bottom, cut]
-    sides = [
-        ids[top - 1, left:right] if top > 0 else ids[:0, 0],
-        ids[bottom, left:right] if bottom < ids.shape[0] else ids[:0, 0],
-        ids[top:bottom, left - 1] if left > 0 else ids[:0, 0],
-        ids[top:bottom, right] if right < ids.shape[1] else ids[:0, 0],
-    ]
-    fronts.append((own.astype(np.int64), np.concatenate(sides).astype(np.int64), below))
-    return 1
-
-
-@_compiled
+@compiled
 def _factor(
     plan: Plan, system: System, begin: int, end: int, factor: Floats, waiting: Floats
 ) -> Floats:
@@ -190,7 +95,7 @@ def _factor(
             first, last = starts[stack[held]] + pivots[stack[held]], starts[stack[held] + 1]
             used -= (last - first) * (last - first + many)
             _add_rest(dense, size, plan.places[first:last], rests[used:], many)
-        _eliminate(dense, own, size + many)
+        eliminate(dense, own, size + many)
         block = _block(plan, factor, front, many)
         for i in range(own):
             block[i, i:] = dense[i, i:]
@@ -203,7 +108,7 @@ def _factor(
     return rests[:used]
 
 
-@_compiled
+@compiled
 def _block(plan: Plan, factor: Floats, front: int, many: int) -> Floats:
     """A front's eliminated rows in the factor: (own, size + many)."""
     own, size = plan.pivots[front], plan.starts[front + 1] - plan.starts[front]
@@ -212,7 +117,7 @@ def _block(plan: Plan, factor: Floats, front: int, many: int) -> Floats:
     return factor[begin : begin + own * (size + many)].reshape(own, size + many)
 
 
-@_compiled
+@compiled
 def _waiting_fronts(plan: Plan, begin: int, end: int) -> tuple[Ints, int]:
     """The fronts before `begin` whose rests no front before it has taken, and how many they are."""
     stack, held = np.empty(end, np.int64), 0
@@ -222,7 +127,7 @@ def _waiting_fronts(plan: Plan, begin: int, end: int) -> tuple[Ints, int]:
     return stack, held
 
 
-@_compiled
+@compiled
 def _stack_size(plan: Plan, begin: int, end: int, many: int) -> int:
     """The most numbers the fronts begin:end have on the stack of rests at one time."""
     stack = np.empty(end, np.int64)
@@ -238,10 +143,8 @@ def _stack_size(plan: Plan, begin: int, end: int, many: int) -> int:
     return most
 
 
-@_compiled
-def _assemble(
-    dense: Floats, rows: Ints, own: int, place: Ints, system: System
-) -> None:
+@compiled
+def _assemble(dense: Floats, rows: Ints, own: int, place: Ints, system: System) -> None:
     """Add the matrix's entries that touch a pixel eliminated here; upper triangle, then targets.
 
     place (H*W,) is the row of a pixel in this front; -1 for one that is gone and accounted for.
@@ -270,7 +173,7 @@ def _assemble(
         place[rows[i]] = -1
 
 
-@_compiled
+@compiled
 def _add_rest(dense: Floats, size: int, places: Ints, rests: Floats, many: int) -> None:
     """Add what a child left, (n, n + many) at the start of `rests`; places rise, by plan_grid."""
     count = places.size
@@ -282,75 +185,7 @@ def _add_rest(dense: Floats, size: int, places: Ints, rests: Floats, many: int) 
             row[size + t] += rest[count + t]
 
 
-@_compiled
-def _eliminate(dense: Floats, own: int, length: int) -> None:
-    """Remove the first `own` rows: L D L^T on the upper triangle; targets are its last columns."""
-    for first in range(0, own, PANEL):
-        last = min(own, first + PANEL)
-        for a in range(first, last):
-            for b in range(a + 1, last):
-                share = dense[a, b] / dense[a, a]
-                for j in range(b, length):
-                    dense[b, j] -= share * dense[a, j]
-        if length - first > SMALL:
-            _subtract_by_blas(dense, first, last, length)
-        else:
-            _subtract_by_rows(dense, first, last, length)
-
-
-@_compiled
-def _subtract_by_rows(dense: Floats, first: int, last: int, length: int) -> None:
-    """Rows last: of the front lose what rows first:last explain; two at a time saves passes."""
-    size = dense.shape[0]
-    for k in range(first, last - 1, 2):
-        for i in range(last, size):
-            row, r0, r1 = dense[i, i:length], dense[k, i:length], dense[k + 1, i:length]
-            c0, c1 = r0[0] / dense[k, k], r1[0] / dense[k + 1, k + 1]
-            for j in range(row.size):
-                row[j] -= c0 * r0[j] + c1 * r1[j]
-    if (last - first) % 2:
-        k = last - 1
-        for i in range(last, size):
-            share = dense[k, i] / dense[k, k]
-            for j in range(i, length):
-                dense[i, j] -= share * dense[k, j]
-
-
-@_compiled
-def _subtract_by_blas(dense: Floats, first: int, last: int, length: int) -> None:
-    """The same as matrix products, one for each band of rows, so that half of them is saved."""
-    rest = dense.shape[0] - last
-    scaled = np.empty((rest, last - first))
-    for k in range(last - first):
-        inverse = 1 / dense[first + k, first + k]
-        for i in range(rest):
-            scaled[i, k] = dense[first + k, last + i] * inverse
-    for top in range(0, rest, BAND):
-        bottom = min(rest, top + BAND)
-        panel = dense[first:last, last + top : length].copy()
-        explained = np.dot(scaled[top:bottom], panel)
-        for i in range(top, bottom):
-            row, part = dense[last + i, last + i : length], explained[i - top, i - top :]
-            for j in range(row.size):
-                row[j] -= part[j]
-
-
-@_compiled
-def _dot(first: Floats, second: Floats) -> float:
-    """Four sums side by side: one alone waits for every addition to finish."""
-    a = b = c = d = 0.0
-    whole = first.size - first.size % 4
-    for j in range(0, whole, 4):
-        a += first[j] * second[j]
-        b += first[j + 1] * second[j + 1]
-        c += first[j + 2] * second[j + 2]
-        d += first[j + 3] * second[j + 3]
-    for j in range(whole, first.size):
-        a += first[j] * second[j]
-    return float(a + b + c + d)
-
-
-@_compiled
+@compiled
 def _substitute(plan: Plan, factor: Floats, begin: int, end: int, solution: Floats) -> None:
     """Back substitution, the fronts in reverse: every boundary is known before its front."""
     starts, pivots, many = plan.starts, plan.pivots, solution.shape[1]
@@ -363,6 +198,6 @@ def _substitute(plan: Plan, factor: Floats, begin: int, end: int, solution: Floa
             for j in range(own, size):
                 known[j] = solution[rows[j], t]
             for i in range(own - 1, -1, -1):
-                explained = _dot(block[i, i + 1 : size], known[i + 1 : size])
+                explained = dot(block[i, i + 1 : size], known[i + 1 : size])
                 known[i] = (block[i, size + t] - explained) / block[i, i]
                 solution[rows[i], t] = known[i]

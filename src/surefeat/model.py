@@ -18,7 +18,7 @@ from surefeat.config import ModelConfig, Trained, from_dict, to_dict
 from surefeat.features import Features
 from surefeat.geometry import Frame, interpolation, pixel_to_grid
 from surefeat.image import ImageError, ImageLike, prepare
-from surefeat.weights import load_initial, stride_in_1x1_of
+from surefeat.weights import load_initial, quantise, stride_in_1x1_of, widen
 
 WEIGHTS, SETTINGS = "model.safetensors", "model.json"
 
@@ -34,7 +34,7 @@ class Maps:
     stride: int
 
     def at(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Network pixels (B, N, 2) -> unit descriptors (B, N, C) and sigma (B, N), read bilinearly."""
+        """Network pixels (B, N, 2) -> unit descriptors (B, N, C) and sigma (B, N), bilinear."""
         size = (self.descriptors.shape[-2], self.descriptors.shape[-1])
         weights = interpolation(pixel_to_grid(points, self.stride), size=size)
         read = weights @ self.descriptors.float().flatten(2).transpose(1, 2)
@@ -49,11 +49,7 @@ class DenseFeatures(nn.Module):
         super().__init__()
         self.config = config or ModelConfig()
         self.trunk = build_trunk(self.config.trunk, stride_in_1x1=self.config.stride_in_1x1)
-        if self.config.lower not in self.trunk.taps:
-            known = ", ".join(self.trunk.taps)
-            raise ValueError(
-                f"{self.config.trunk} has no layer {self.config.lower!r}; choose one of {known}"
-            )
+        self.lower = _lower_layer(self.config, list(self.trunk.taps))
         self.head = nn.Conv2d(self.trunk.taps[self.trunk.last], self.config.channels + 1, 1)
         _start_sigma_near_one(self.head, self.config.sigma_floor)
         self.register_buffer("mean", torch.tensor(self.trunk.mean)[:, None, None], persistent=False)
@@ -87,9 +83,8 @@ class DenseFeatures(nn.Module):
 
     def forward_with_lower(self, images: Tensor) -> tuple[Maps, Tensor]:
         """The same, and the lower layer that matching adds: (B, D, h', w')."""
-        names = (self.config.lower, self.trunk.last)
-        taps = self.trunk(self.normalise_input(images), names)
-        return self._head(taps[self.trunk.last]), taps[self.config.lower]
+        taps = self.trunk(self.normalise_input(images), {self.lower, self.trunk.last})
+        return self._head(taps[self.trunk.last]), taps[self.lower]
 
     def _head(self, x: Tensor) -> Maps:
         # C + 1 is odd, which tensor cores serve badly: filters are padded to a multiple of 8.
@@ -134,7 +129,7 @@ class DenseFeatures(nn.Module):
         found: dict[int, Features] = {}
         waiting: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
         for index, image in enumerate(_each_image(images)):
-            pixels, frame = prepare(image, longest_side=side, multiple=_multiple(self))
+            pixels, frame = prepare(image, longest_side=side, multiple=self.stride)
             name = str(image) if isinstance(image, str | Path) else ""
             group = waiting.setdefault(frame.network, [])
             group.append((index, pixels, frame, name))
@@ -162,33 +157,49 @@ class DenseFeatures(nn.Module):
                 name=name,
             )
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write model.json and model.safetensors."""
+    def save_pretrained(self, folder: str | Path, *, int8: bool = False) -> None:
+        """Write model.json and model.safetensors; int8 stores filters in a quarter of the space."""
         from safetensors.torch import save_file
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        state = {name: value.contiguous() for name, value in self.state_dict().items()}
-        save_file(state, folder / WEIGHTS)
+        state = {name: value.detach().cpu() for name, value in self.state_dict().items()}
+        state = quantise(state) if int8 else state
+        save_file({name: value.contiguous() for name, value in state.items()}, folder / WEIGHTS)
         settings = {"config": to_dict(self.config), "sha256": file_hash(folder / WEIGHTS)}
         (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, *, device: str | None = None) -> DenseFeatures:
-        """A model from its folder (a run folder works too), checked against its hash, in eval mode."""
+    def from_pretrained(
+        cls, source: str | Path | None = None, *, device: str | torch.device | None = None
+    ) -> DenseFeatures:
+        """A model in eval mode: the one that ships, or of a model or run folder, or of a hub id.
+
+        The weights are checked against their hash; device: by default the best there is.
+        """
         from safetensors.torch import load_file
 
-        folder = _model_folder(Path(source))
+        folder = model_folder(source)
         settings = json.loads((folder / SETTINGS).read_text())
         weights = folder / WEIGHTS
         if file_hash(weights) != settings["sha256"]:
-            raise ValueError(f"{weights} is damaged (its hash differs from {SETTINGS}); copy it anew")
+            raise ValueError(f"{weights} is damaged: its hash is not the one in {SETTINGS}; copy it")
         model = cls(from_dict(ModelConfig, settings["config"]))
         try:
-            model.load_state_dict(load_file(weights))
+            model.load_state_dict(widen(load_file(weights)))
         except RuntimeError as error:
             raise ValueError(f"{folder}: weights and {SETTINGS} are of different models") from error
         return model.eval().to(device or best_device())
+
+
+def _lower_layer(config: ModelConfig, taps: list[str]) -> str:
+    """The layer that matching adds: the paper's, or the one that was asked for."""
+    if config.lower == "auto":
+        return {"resnet50": "res4c", "vgg16": "pool4", "small": "conv4"}.get(config.trunk, taps[-2])
+    if config.lower not in taps:
+        known = ", ".join(taps)
+        raise ValueError(f"{config.trunk} has no layer {config.lower!r}; choose auto or one of {known}")
+    return config.lower
 
 
 def best_device() -> torch.device:
@@ -204,18 +215,35 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _model_folder(source: Path) -> Path:
-    for folder in (source, source / "model"):
+def model_folder(source: str | Path | None) -> Path:
+    """The folder that holds a model: shipped, given, inside a run, or fetched from the hub."""
+    if source is None:
+        return Path(__file__).parent / "models" / "resnet50"
+    given = Path(source)
+    for folder in (given, given / "model"):
         if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
             return folder
+    if isinstance(source, str) and source.count("/") == 1 and not given.exists():
+        return _from_hub(source)
     raise FileNotFoundError(
         f"no model at {source} (looked for {SETTINGS} and {WEIGHTS}, also in model/); "
         "pass a folder written by `surefeat pretrain`"
     )
 
 
-def _multiple(model: DenseFeatures) -> int:
-    return model.stride
+def _from_hub(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise FileNotFoundError(
+            f"no folder {name}; to fetch it from the hub: pip install huggingface_hub"
+        ) from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:
+        raise FileNotFoundError(
+            f"no folder {name}, and the hub did not give it ({type(error).__name__}); check the name"
+        ) from error
 
 
 def _each_image(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
@@ -234,7 +262,7 @@ def _each_image(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
 
 
 def _start_sigma_near_one(head: nn.Conv2d, floor: float) -> None:
-    """Small weights and a bias with softplus(bias) + floor = 1, so that training starts at sigma ~ 1."""
+    """Small weights, and a bias with softplus(bias) + floor = 1: training starts at sigma ~ 1."""
     assert head.bias is not None
     with torch.no_grad():
         head.weight[-1].mul_(0.1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -29,8 +29,7 @@ HISTOGRAM_BITS = 4
 
 def _compiled(function: Function) -> Function:
     """numba's njit with the function's own type kept, for the type checker."""
-    compiled: Function = njit(cache=True, nogil=True)(function)
-    return compiled
+    return cast("Function", njit(cache=True, nogil=True)(function))
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,8 @@ class Graph:
     """(N + 1,): the half-edges of node i are starts[i]:starts[i + 1]."""
     ends: Ints
     """(E,) the node a half-edge leads to."""
+    twins: Ints
+    """(E,) the half-edge that leads back."""
     similarity: Floats
     """(E,) rho in (0, 1)."""
 
@@ -62,7 +63,9 @@ def build_graph(labels: NDArray[np.int32], lab: NDArray[np.uint8]) -> Graph:
     origin, ends = np.concatenate([first, second]), np.concatenate([second, first])
     order = np.lexsort((ends, origin))
     starts = np.searchsorted(origin[order], np.arange(count + 1))
-    return Graph(share, boxes, starts, ends[order], np.concatenate([rho, rho])[order])
+    # Sorted by (end, origin), the half-edges are their own twins' list sorted by (origin, end).
+    twins = np.lexsort((origin[order], ends[order]))
+    return Graph(share, boxes, starts, ends[order], twins, np.concatenate([rho, rho])[order])
 
 
 def draw(graph: Graph, count: int, generator: np.random.Generator) -> Ints:
@@ -72,10 +75,9 @@ def draw(graph: Graph, count: int, generator: np.random.Generator) -> Ints:
     probability proportional to rho; the tree stops when alpha(its area) + 1 - rho exceeds the
     threshold or the image is used up, and otherwise takes in the edge's far end.
     """
+    links = (graph.starts, graph.ends, graph.twins, graph.similarity)
     sizes, cdf = np.array(SIZE_AREAS), np.array(SIZE_CDF)
-    members = draw_trees(
-        graph.areas, graph.starts, graph.ends, graph.similarity, sizes, cdf, count, generator
-    )
+    members = draw_trees(graph.areas, *links, sizes, cdf, count, generator)
     return _tree_boxes(members, graph.boxes)
 
 
@@ -94,6 +96,7 @@ def draw_trees(
     areas: Floats,
     starts: Ints,
     ends: Ints,
+    twins: Ints,
     similarity: Floats,
     sizes: Floats,
     cdf: Floats,
@@ -103,27 +106,26 @@ def draw_trees(
     """Membership (count, N) of the random trees; arguments as in Graph, then alpha's knots."""
     nodes = areas.size
     members = np.zeros((count, nodes), np.bool_)
-    frontier = np.empty(ends.size, np.int64)
+    frontier, place = np.empty(ends.size, np.int64), np.empty(ends.size, np.int64)
     for tree in range(count):
         inside = members[tree]
         node = int(generator.random() * nodes)
         threshold = 2 * generator.random()
-        held, area = 0, 0.0
+        held, area, total = 0, 0.0, 0.0
         while True:
             inside[node] = True
             area += areas[node]
-            kept, total = 0, 0.0
-            for i in range(held):
-                if not inside[ends[frontier[i]]]:
-                    frontier[kept] = frontier[i]
-                    total += similarity[frontier[i]]
-                    kept += 1
             for edge in range(starts[node], starts[node + 1]):
-                if not inside[ends[edge]]:
-                    frontier[kept] = edge
+                if inside[ends[edge]]:
+                    held -= 1
+                    total -= similarity[edge]
+                    gap = place[twins[edge]]
+                    frontier[gap] = frontier[held]
+                    place[frontier[gap]] = gap
+                else:
+                    frontier[held], place[edge] = edge, held
                     total += similarity[edge]
-                    kept += 1
-            held = kept
+                    held += 1
             if held == 0:
                 break
             left, pick = total * generator.random(), 0
@@ -214,3 +216,33 @@ def _intersections(
                 share = min(histograms[i, cell] / areas[i], histograms[j, cell] / areas[j])
                 overlap[edge] += share
     return overlap
+
+
+@_compiled
+def spread(boxes: Floats, overlaps: Floats, count: int) -> Ints:
+    """Indices (<= count,) of boxes (N, 4) chosen coarse to fine, in the given order.
+
+    First those whose IoU with every box chosen so far is at most overlaps[0], then overlaps[1],
+    and so on: near copies come in only once nothing more different is left.
+    """
+    total = boxes.shape[0]
+    chosen, taken = np.empty(min(count, total), np.int64), np.zeros(total, np.bool_)
+    areas = (boxes[:, 2] - boxes[:, 0] + 1) * (boxes[:, 3] - boxes[:, 1] + 1)
+    nearest, seen, held = np.zeros(total), np.zeros(total, np.int64), 0
+    for limit in overlaps:
+        for i in range(total):
+            if held == chosen.size:
+                return chosen
+            # Each pair is compared once: `seen` boxes have already gone into `nearest`.
+            while nearest[i] <= limit and seen[i] < held and not taken[i]:
+                j = chosen[seen[i]]
+                width = min(boxes[i, 2], boxes[j, 2]) - max(boxes[i, 0], boxes[j, 0]) + 1
+                height = min(boxes[i, 3], boxes[j, 3]) - max(boxes[i, 1], boxes[j, 1]) + 1
+                if width > 0 and height > 0:
+                    common = width * height
+                    nearest[i] = max(nearest[i], common / (areas[i] + areas[j] - common))
+                seen[i] += 1
+            if nearest[i] <= limit and not taken[i]:
+                chosen[held], taken[i] = i, True
+                held += 1
+    return chosen[:held]

@@ -6,6 +6,8 @@ Everything is written whole or not at all: to a temporary name, flushed to disk,
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import platform
 import subprocess
@@ -18,6 +20,8 @@ import torch
 from torch import Tensor
 
 from surefeat.config import Config, from_dict, to_dict
+
+_LOG = logging.getLogger(__name__)
 
 # The newest checkpoint and one before it, should the disk have failed in the middle.
 _KEPT = 2
@@ -42,15 +46,15 @@ class Run:
 
     @classmethod
     def start(cls, folder: str | Path, config: Config) -> Run:
-        """A new run; a folder that already holds one is refused."""
+        """A new run; a folder that holds one already is refused, unless it never got to train."""
         run = cls(Path(folder))
-        if run.config_file.exists():
+        if run.checkpoints() or run.metrics_file.exists():
             raise FileExistsError(
                 f"{run.folder} already holds a run; pass --resume to continue it, or another --out"
             )
         run.folder.mkdir(parents=True, exist_ok=True)
         write_json(run.folder / "environment.json", environment())
-        write_json(run.config_file, to_dict(config))
+        run.store_config(config)
         return run
 
     @classmethod
@@ -70,14 +74,18 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     def config(self) -> Config:
-        """The settings the run was started with."""
+        """The settings of the run."""
         loaded: Config = from_dict(Config, json.loads(self.config_file.read_text()))
         return loaded
+
+    def store_config(self, config: Config) -> None:
+        """Write the settings; a folder with settings is a run."""
+        write_json(self.config_file, to_dict(config))
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
         with self.metrics_file.open("a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+            file.write(json.dumps(_plain({"step": step, **values}), allow_nan=False) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl; a line cut off by a crash is left out."""
@@ -92,15 +100,19 @@ class Run:
         return rows
 
     def forget_after(self, step: int) -> None:
-        """Drop metrics of steps that a resumed run will do again."""
-        rows = [row for row in self.metrics() if row["step"] <= step]
-        write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+        """Drop what a resumed run will do again, and what a crash left half written."""
+        if self.metrics_file.exists():
+            rows = [row for row in self.metrics() if row["step"] <= step]
+            write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+        newer = [path for path in self.checkpoints() if path > self._checkpoint_file(step)]
+        for path in (*newer, *self.folder.glob(".*.part")):
+            path.unlink()
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> Path:
         """Write one file, atomically, and remove all but the newest two."""
         from safetensors.torch import save
 
-        path = self.folder / f"checkpoint-{checkpoint.step:08d}.safetensors"
+        path = self._checkpoint_file(checkpoint.step)
         about = {"step": checkpoint.step, "progress": checkpoint.progress}
         tensors = {k: v.detach().cpu().contiguous().clone() for k, v in checkpoint.tensors.items()}
         write_bytes(path, save(tensors, {"about": json.dumps(about)}))
@@ -113,18 +125,28 @@ class Run:
         return sorted(self.folder.glob("checkpoint-*.safetensors"))
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest readable checkpoint, or None where there is none."""
+        """The newest readable checkpoint, or None where there is none at all."""
         from safetensors import SafetensorError, safe_open
 
-        for path in reversed(self.checkpoints()):
+        paths = self.checkpoints()
+        for path in reversed(paths):
             try:
                 with safe_open(path, framework="pt") as file:
                     about = json.loads((file.metadata() or {})["about"])
                     tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            except (SafetensorError, KeyError, ValueError):
+            except (SafetensorError, KeyError, ValueError, OSError) as error:
+                _LOG.warning("%s cannot be read (%s); trying the one before it", path.name, error)
                 continue
             return Checkpoint(about["step"], tensors, about["progress"])
+        if paths:
+            raise ValueError(
+                f"none of the {len(paths)} checkpoints in {self.folder} can be read; "
+                "put back a copy of one, or start a new run with another --out"
+            )
         return None
+
+    def _checkpoint_file(self, step: int) -> Path:
+        return self.folder / f"checkpoint-{step:08d}.safetensors"
 
 
 def environment() -> dict[str, Any]:
@@ -158,19 +180,34 @@ def commit() -> str:
     override = os.environ.get("SUREFEAT_COMMIT")
     if override:
         return override
+    here = Path(__file__)
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=False,
-        )  # fmt: skip
-    except OSError:
+        # An installed copy may lie inside somebody else's repository, which does not track it.
+        for command in (
+            ["ls-files", "--error-unmatch", here.name],
+            ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+        ):
+            done = subprocess.run(
+                ["git", *command], cwd=here.parent, capture_output=True, text=True, timeout=10,
+                check=True,
+            )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
 
 
+def _plain(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
+    """Write JSON atomically; NaN and infinity as null."""
+    write_text(path, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

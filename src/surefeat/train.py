@@ -6,23 +6,26 @@ resumed run, or one on another number of processes, sees what an undisturbed one
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from surefeat.config import Config, TrainConfig
+from surefeat.config import Config
 from surefeat.data.batches import Batches, Part, StreamedBatches
 from surefeat.loss import PairLoss, pair_loss
 from surefeat.model import DenseFeatures, Maps
-from surefeat.monitor import Log, Progress, any_process, refuse_bad, stop_requests
+from surefeat.monitor import Due, Log, Progress, all_finite, refuse_bad, stop_requests, told_to_stop
+from surefeat.optimiser import make_optimiser, update
 from surefeat.runs import Checkpoint, Run
 from surefeat.warp import Draws, corresponding_points, draw, two_views
 
 Step = Callable[..., tuple[PairLoss, Tensor]]
+Check = Callable[[DenseFeatures], dict[str, Any]]
+Report = Callable[[int, dict[str, Any]], None]
 
 
 def make_step(network: Callable[[Tensor], Maps], config: Config) -> Step:
@@ -45,11 +48,19 @@ def make_step(network: Callable[[Tensor], Maps], config: Config) -> Step:
         )
         return loss, torch.cat([sigma0, sigma1], dim=1)
 
-    if not config.train.compile:
+    if not compiles(config.train):
         return step
     # CUDA graphs take the host out of the loop, but not across processes' reductions.
     alone = isinstance(network, DenseFeatures)
     return torch.compile(step, dynamic=False, mode="reduce-overhead" if alone else "default")
+
+
+def compiles(config: TrainConfig) -> bool:
+    """Whether compiling is wanted, or will have paid for itself by the last step."""
+    if config.compile == "auto":
+        enough = 1000 if config.trained == "all" else 3000
+        return torch.cuda.is_available() and config.steps >= enough
+    return config.compile == "on"
 
 
 @contextmanager
@@ -64,29 +75,6 @@ def fast_arithmetic(*, enabled: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark = before
 
 
-def make_optimiser(model: DenseFeatures, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdaGrad as in the paper, or AdamW; the head has its own rate."""
-    head = [p for p in model.head.parameters() if p.requires_grad]
-    trunk = [p for p in model.trunk.parameters() if p.requires_grad]
-    groups = [{"params": head, "lr": config.head_lr}]
-    if trunk:
-        groups.append({"params": trunk, "lr": config.lr})
-    for group in groups:
-        group["initial_lr"] = group["lr"]
-    if config.optimiser == "adagrad":
-        return torch.optim.Adagrad(groups, weight_decay=config.weight_decay)
-    fused = head[0].device.type == "cuda"
-    return torch.optim.AdamW(groups, weight_decay=config.weight_decay, fused=fused)
-
-
-def rate(step: int, config: TrainConfig) -> float:
-    """Factor on the learning rates at a step: linear warm-up, then constant or half a cosine."""
-    warm = min(1.0, (step + 1) / config.lr_warmup) if config.lr_warmup else 1.0
-    if config.decay == "constant":
-        return warm
-    return warm * 0.5 * (1 + math.cos(math.pi * min(1.0, step / config.steps)))
-
-
 def train(
     model: DenseFeatures,
     batches: Batches | StreamedBatches,
@@ -94,57 +82,113 @@ def train(
     config: Config,
     *,
     part: Part | None = None,
-    check: Callable[[DenseFeatures], dict[str, Any]] | None = None,
-    report: Callable[[int, dict[str, float]], None] | None = None,
+    check: Check | None = None,
+    report: Report | None = None,
     overfit: bool = False,
 ) -> Progress:
     """Train until the last step or a plateau, continuing from the newest checkpoint if any.
 
     check: label-free check, called every `check_every` steps; report: called with each log line;
-    overfit: draw the same views at every step, to see that a few images can be learned by heart.
+    overfit: the same images and views at every step, to see that a few can be learned by heart.
     """
-    part = part or Part()
-    settings = config.train
-    model.set_trained(settings.trained, batch_norm=settings.batch_norm)
-    optimiser = make_optimiser(model, settings)
+    job = begin(model, run, config, part or Part(), check=check, report=report)
+    settings, progress, device = config.train, job.progress, model.head.weight.device
+    todo = range(progress.step, settings.steps)
+    drawn = [0] * len(todo) if overfit else todo
+    feed = batches.iterate(drawn, batch=settings.batch, seed=settings.seed, part=job.part)
+    with stop_requests() as stop_requested, fast_arithmetic(enabled=settings.amp):
+        for step, seen, (pixels, sizes) in zip(todo, drawn, feed, strict=True):
+            draws = step_draws(seen, config, device).part(job.part.rows(settings.batch))
+            hold = torch.full((), step < config.loss.sigma_warmup, device=device)
+            loss, sigma = job.step(pixels, sizes, draws, hold)
+            update(model, job.optimiser, loss.total, step, settings)
+            job.log.add(loss)
+            progress.step = step + 1
+            due = Due.after(progress.step, settings)
+            asked = told_to_stop(stop_requested(), progress.step, due, job.part, device)
+            if due.line or asked:
+                values = line(job, sigma, due)
+                if settle(job, values, due, asked=asked):
+                    break
+    return progress
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the loop works on."""
+
+    model: DenseFeatures
+    step: Step
+    optimiser: torch.optim.Optimizer
+    progress: Progress
+    run: Run
+    config: Config
+    part: Part
+    log: Log
+    check: Check | None
+    report: Report | None
+
+
+def begin(
+    model: DenseFeatures,
+    run: Run,
+    config: Config,
+    part: Part,
+    *,
+    check: Check | None = None,
+    report: Report | None = None,
+) -> Job:
+    """Make model and optimiser ready, as the newest checkpoint has them; the start is kept too."""
+    model.set_trained(config.train.trained, batch_norm=config.train.batch_norm)
+    optimiser = make_optimiser(model, config.train)
     progress = restore(run, model, optimiser)
     device = model.head.weight.device
     if device.type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    step_fn = make_step(_wrapped(model, part, device), config)
+        model.to(memory_format=torch.channels_last)
+    step = make_step(_wrapped(model, part, device), config)
     log = Log(device, part)
-    todo = range(progress.step, settings.steps)
-    feed = batches.iterate(todo, batch=settings.batch, seed=settings.seed, part=part)
-    with stop_requests() as stop_requested, fast_arithmetic(enabled=settings.amp):
-        for step, (pixels, sizes) in zip(todo, feed, strict=False):
-            draws = step_draws(0 if overfit else step, config, device).part(part.rows(settings.batch))
-            hold = torch.full((), step < config.loss.sigma_warmup, device=device)
-            loss, sigma = step_fn(pixels, sizes, draws, hold)
-            update(model, optimiser, loss.total, step, settings)
-            log.add(loss)
-            progress.step = step + 1
-            last = progress.step == settings.steps
-            hurry = part.world == 1 and stop_requested()
-            if progress.step % settings.log_every and not (last or hurry):
-                continue
-            values = log.flush(loss, sigma, rows=settings.batch)
-            progress.seconds += values["seconds"]
-            refuse_bad(values, held=step < config.loss.sigma_warmup, run=run, kind=config.loss.kind)
-            if check and settings.check_every and progress.step % settings.check_every == 0:
-                values.update(check(model))
-            stop = progress.plateaued(values["loss"], patience=settings.patience)
-            asked = any_process(stop_requested(), part, device)
-            if part.rank == 0:
-                run.log(progress.step, values)
-                if report:
-                    report(progress.step, values)
-                if last or stop or asked or progress.step % settings.checkpoint_every == 0:
-                    run.save_checkpoint(snapshot(model, optimiser, progress))
-            if asked:
-                raise KeyboardInterrupt(f"stopped after step {progress.step}; checkpoint saved")
-            if stop:
-                break
-    return progress
+    job = Job(model, step, optimiser, progress, run, config, part, log, check, report)
+    # From here on a resumed run needs no initial weights, and a bad one has a state to go back to.
+    if progress.step == 0:
+        save(job)
+    return job
+
+
+def line(job: Job, sigma: Tensor, due: Due) -> dict[str, Any]:
+    """Sum up the steps since the last line, refuse a bad state, check if due, and log."""
+    values: dict[str, Any] = job.log.flush(sigma, rows=job.config.train.batch)
+    job.progress.seconds += values["seconds"]
+    held = job.progress.step <= job.config.loss.sigma_warmup
+    finite = all_finite(snapshot(job).tensors)
+    refuse_bad(values, finite=finite, held=held, run=job.run, kind=job.config.loss.kind)
+    if job.check and due.check:
+        # Held-out images must not enter the statistics of a batch norm that learns.
+        job.model.eval()
+        values |= job.check(job.model)
+        job.model.set_trained(job.config.train.trained, batch_norm=job.config.train.batch_norm)
+    if job.part.rank == 0:
+        job.run.log(job.progress.step, values)
+        if job.report:
+            job.report(job.progress.step, values)
+    return values
+
+
+def settle(job: Job, values: dict[str, Any], due: Due, *, asked: bool) -> bool:
+    """After a line: save where due, leave if asked to; True on a plateau."""
+    # A line that only a request to stop brought about must not change what follows.
+    patience = job.config.train.patience
+    level = due.line and job.progress.plateaued(values["loss"], patience=patience)
+    if due.checkpoint or level or asked:
+        save(job)
+    if asked and not level:
+        raise KeyboardInterrupt(f"stopped after step {job.progress.step}; checkpoint saved")
+    return level
+
+
+def save(job: Job) -> None:
+    """Write a checkpoint, from one process; `line` has refused a bad state before."""
+    if job.part.rank == 0:
+        job.run.save_checkpoint(snapshot(job))
 
 
 def step_draws(step: int, config: Config, device: torch.device) -> Draws:
@@ -154,19 +198,6 @@ def step_draws(step: int, config: Config, device: torch.device) -> Draws:
     return draw(config.train.batch, points=config.loss.points, generator=generator)
 
 
-def update(
-    model: DenseFeatures, optimiser: torch.optim.Optimizer, loss: Tensor, step: int, config: TrainConfig
-) -> None:
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    if config.clip:
-        learning = [p for p in model.parameters() if p.requires_grad]
-        nn.utils.clip_grad_norm_(learning, config.clip)
-    for group in optimiser.param_groups:
-        group["lr"] = group["initial_lr"] * rate(step, config)
-    optimiser.step()
-
-
 def _wrapped(model: DenseFeatures, part: Part, device: torch.device) -> nn.Module:
     if part.world == 1:
         return model
@@ -174,14 +205,12 @@ def _wrapped(model: DenseFeatures, part: Part, device: torch.device) -> nn.Modul
     return nn.parallel.DistributedDataParallel(model, device_ids=ids)
 
 
-def snapshot(
-    model: DenseFeatures, optimiser: torch.optim.Optimizer, progress: Progress
-) -> Checkpoint:
-    """Everything needed to continue exactly."""
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    for index, state in optimiser.state_dict()["state"].items():
+def snapshot(job: Job) -> Checkpoint:
+    """Everything needed to continue exactly; shares memory with model and optimiser."""
+    tensors = {f"model.{name}": value for name, value in job.model.state_dict().items()}
+    for index, state in job.optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
-    return Checkpoint(progress.step, tensors, dict(progress.__dict__))
+    return Checkpoint(job.progress.step, tensors, dict(job.progress.__dict__))
 
 
 def restore(run: Run, model: DenseFeatures, optimiser: torch.optim.Optimizer) -> Progress:
@@ -189,14 +218,16 @@ def restore(run: Run, model: DenseFeatures, optimiser: torch.optim.Optimizer) ->
     checkpoint = run.load_checkpoint()
     if checkpoint is None:
         return Progress()
-    model.load_state_dict(
-        {k.removeprefix("model."): v for k, v in checkpoint.tensors.items() if k.startswith("model.")}
-    )
+    weights: dict[str, Tensor] = {}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in checkpoint.tensors.items():
-        if key.startswith("optimiser."):
-            _, index, name = key.split(".", 2)
-            state.setdefault(int(index), {})[name] = value
+        kind, name = key.split(".", 1)
+        if kind == "model":
+            weights[name] = value
+        else:
+            index, _, part = name.partition(".")
+            state.setdefault(int(index), {})[part] = value
+    model.load_state_dict(weights)
     groups = optimiser.state_dict()["param_groups"]
     optimiser.load_state_dict({"state": state, "param_groups": groups})
     return Progress(**checkpoint.progress)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from surefeat.backbone import Timm, Trunk
 
+_SCALE = ".int8_scale"
+
 
 def load_initial(trunk: Trunk, init: str | Path, *, name: str) -> None:
     """Fill a trunk with `imagenet` weights (downloaded), a file's, or leave it random with `none`.
@@ -82,3 +84,32 @@ def _downloaded(name: str) -> dict[str, Tensor]:
             f"could not download the ImageNet weights of {name} ({error}); "
             "pass --init FILE with a copy, or --init none to start from random weights"
         ) from error
+
+
+def quantise(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Filters as int8 with one scale per output channel; everything else as it is.
+
+    A quarter of the size; the error of a weight is at most 1/254 of its filter's largest.
+    """
+    stored: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if value.ndim < 2 or not value.is_floating_point():
+            stored[name] = value
+            continue
+        scale = value.flatten(1).abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+        stored[name] = (value / scale.view(-1, *[1] * (value.ndim - 1))).round().to(torch.int8)
+        stored[name + _SCALE] = scale.float()
+    return stored
+
+
+def widen(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Inverse of quantise; tensors that were not quantised come back in float32."""
+    state: dict[str, Tensor] = {}
+    for name, value in stored.items():
+        if name.endswith(_SCALE):
+            continue
+        scale = stored.get(name + _SCALE)
+        if scale is not None:
+            value = value.float() * scale.view(-1, *[1] * (value.ndim - 1))
+        state[name] = value.float() if value.is_floating_point() else value
+    return state

@@ -16,13 +16,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from surefeat.data.canvas import Canvas, CanvasStream, canvas_bytes
+from surefeat.data.canvas import Canvas, CanvasStream, Skipped, canvas_bytes, decode_item
 from surefeat.data.sources import Item
+from surefeat.image import ImageError
 
 Memory = Literal["device", "host", "stream"]
 
 # Shares of free memory that images may take; the rest is for the network and other programs.
 _DEVICE_SHARE, _HOST_SHARE = 0.4, 0.5
+_PLACES: dict[Memory, str] = {
+    "device": "kept on the accelerator",
+    "host": "kept in host memory",
+    "stream": "decoded anew by worker processes",
+}
+_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -44,12 +51,16 @@ class Part:
 
 
 def batch_indices(step: int, *, batch: int, count: int, seed: int) -> Tensor:
-    """(batch,) image numbers of a step: every epoch is its own permutation, run through in order."""
-    first = step * batch
-    epochs = range(first // count, (first + batch - 1) // count + 1)
-    order = torch.cat([_permutation(count, seed=seed, epoch=epoch) for epoch in epochs])
-    start = first - epochs[0] * count
-    return order[start : start + batch]
+    """(batch,) image numbers of a step: each epoch is its own permutation, run through in order."""
+    first, last = step * batch, (step + 1) * batch
+    return torch.cat(
+        [
+            _permutation(count, seed=seed, epoch=epoch)[
+                max(0, first - epoch * count) : last - epoch * count
+            ]
+            for epoch in range(first // count, (last - 1) // count + 1)
+        ]
+    )
 
 
 @lru_cache(maxsize=4)
@@ -59,21 +70,31 @@ def _permutation(count: int, *, seed: int, epoch: int) -> Tensor:
 
 
 class Batches:
-    """Batches of a decoded canvas, kept on the device or in host memory."""
+    """Batches of a decoded canvas, kept on the device or in host memory.
 
-    def __init__(self, canvas: Canvas, *, device: torch.device, memory: Memory = "host") -> None:
-        self.count = len(canvas.names)
+    rows: those of its images to use, None = all; a copy of the others' share may not fit.
+    """
+
+    def __init__(
+        self,
+        canvas: Canvas,
+        *,
+        device: torch.device,
+        memory: Memory = "host",
+        rows: Sequence[int] | None = None,
+    ) -> None:
+        self.rows = torch.as_tensor(range(len(canvas.names)) if rows is None else rows)
         self.device = device
         on = device if memory == "device" else torch.device("cpu")
         self.pixels, self.sizes = canvas.pixels.to(on), canvas.sizes.to(on)
 
     def iterate(
-        self, steps: range, *, batch: int, seed: int, part: Part
+        self, steps: Sequence[int], *, batch: int, seed: int, part: Part
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(pixels (b, 3, S, S) uint8, sizes (b, 2)) of each step, on the device."""
         for step in steps:
-            rows = batch_indices(step, batch=batch, count=self.count, seed=seed)[part.rows(batch)]
-            rows = self._upload(rows, self.pixels.device)
+            picked = batch_indices(step, batch=batch, count=len(self.rows), seed=seed)
+            rows = self._upload(self.rows[picked[part.rows(batch)]], self.pixels.device)
             pixels, sizes = self.pixels[rows], self.sizes[rows]
             yield self._upload(pixels, self.device), self._upload(sizes, self.device)
 
@@ -91,20 +112,20 @@ class StreamedBatches:
     def __init__(
         self, items: Sequence[Item], *, side: int, workers: int, device: torch.device
     ) -> None:
-        self.count = len(items)
         self.device = device
         self.workers = workers
         self.stream = CanvasStream(items, side=side)
 
     def iterate(
-        self, steps: range, *, batch: int, seed: int, part: Part
+        self, steps: Sequence[int], *, batch: int, seed: int, part: Part
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """As Batches.iterate."""
-        rows = part.rows(batch)
-        order = [
-            batch_indices(step, batch=batch, count=self.count, seed=seed)[rows].tolist()
+        rows, count = part.rows(batch), len(self.stream)
+        # A generator: the order of a long run over many images would take minutes to list.
+        order = (
+            batch_indices(step, batch=batch, count=count, seed=seed)[rows].tolist()
             for step in steps
-        ]
+        )
         loader = torch.utils.data.DataLoader(
             self.stream,
             batch_sampler=order,
@@ -118,25 +139,60 @@ class StreamedBatches:
                 sizes.to(self.device, non_blocking=True),
             )
 
+    def skipped(self) -> tuple[Skipped, ...]:
+        """The bad files met so far, in order."""
+        found = []
+        for row in torch.nonzero(self.stream.bad)[:, 0].tolist():
+            item = self.stream.items[row]
+            try:
+                decode_item(item, side=self.stream.side)
+            except ImageError as error:
+                found.append(Skipped(item.name, str(error).removeprefix(f"{item.name}: ")))
+        return tuple(found)
 
-def choose_memory(count: int, *, side: int, device: torch.device) -> tuple[Memory, str]:
-    """Where decoded images fit, and the sentence for the log."""
+
+def choose_memory(
+    count: int,
+    *,
+    side: int,
+    device: torch.device,
+    wanted: Literal["auto", "device", "host", "stream"] = "auto",
+    processes: int = 1,
+) -> tuple[Memory, str]:
+    """Where decoded images go, and the sentence for the log.
+
+    wanted: the place itself, or `auto` for the first of device, host and stream that they fit into.
+    processes: how many on this machine each hold all of them.
+    """
     need = canvas_bytes(count, side=side)
     size = f"{count} images, {need / 2**30:.2f} GiB decoded"
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        if need <= _DEVICE_SHARE * free:
-            return "device", f"{size}: kept on the accelerator"
-    if need <= _HOST_SHARE * free_host_memory():
-        return "host", f"{size}: kept in host memory"
-    return "stream", f"{size}: too large for memory, decoded anew by worker processes"
+    if wanted != "auto":
+        return wanted, f"{size}: {_PLACES[wanted]}, as asked for"
+    # They pass through host memory on their way to the accelerator.
+    if need * processes > _HOST_SHARE * free_host_memory():
+        return "stream", f"{size}: too large for memory, {_PLACES['stream']}"
+    chosen: Memory = "host"
+    if device.type == "cuda" and need <= _DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
+        chosen = "device"
+    return chosen, f"{size}: {_PLACES[chosen]}"
 
 
 def free_host_memory() -> int:
-    """Bytes of memory that can be taken without swapping (half of all where the system is silent)."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    """Bytes that can be taken without swapping or breaking a container's limit.
+
+    Half of all memory where the system does not say.
+    """
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    free = 1024 * _entry(_MEMINFO, "MemAvailable:", free // 1024)
+    limit = _CGROUP / "memory.max"
+    if limit.is_file() and limit.read_text().strip().isdigit():
+        free = min(free, int(limit.read_text()) - _entry(_CGROUP / "memory.stat", "anon", 0))
+    return max(0, free)
+
+
+def _entry(file: Path, name: str, default: int) -> int:
+    """The number after a name in a table of the system."""
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        if line.split()[:1] == [name]:
+            return int(line.split()[1])
+    return default

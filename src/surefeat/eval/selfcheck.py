@@ -123,6 +123,7 @@ def _summary(rows: Tensor, *, side: int) -> SelfCheck:
 
 def calibration_gap(predicted: Tensor, actual: Tensor, *, bins: int = 10) -> float:
     """Mean |predicted - actual| over equally filled bins of the predicted value; (N,) each."""
-    order = predicted.argsort()
-    pairs = zip(predicted[order].chunk(bins), actual[order].chunk(bins), strict=True)
+    order = predicted.argsort(stable=True)
+    bins = min(bins, len(predicted))
+    pairs = zip(predicted[order].tensor_split(bins), actual[order].tensor_split(bins), strict=True)
     return sum(abs((p.mean() - a.mean()).item()) * len(p) for p, a in pairs) / len(predicted)

@@ -1,0 +1,371 @@
+"""The command line: one frozen dataclass per command; heavy imports inside run().
+
+Help must come in under half a second, so nothing here imports torch at the top.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tyro
+from tyro.conf import Positional, arg, subcommand
+
+from surefeat.config import Config, preset
+
+Preset = Literal["ours", "paper", "small"]
+
+
+@dataclass(frozen=True)
+class Pretrain:
+    """Learn features and confidence from a folder, a list, tar shards or a COCO json."""
+
+    source: Positional[Path]
+    """Folder at any depth, list file, .tar shard(s) or COCO json (whose boxes become crops)."""
+    out: Path
+    """Run folder to create."""
+    preset: Preset = "ours"
+    """ours: what worked best; paper: as printed; small: for a CPU. Sets the defaults below."""
+    init: str = "imagenet"
+    """Initial weights: imagenet (downloaded), none, or a file (safetensors, state dict)."""
+    images: Path | None = None
+    """Where a list or COCO json finds its images: a folder or tar shards."""
+    crop: Path | None = None
+    """COCO json whose boxes are cut from the images."""
+    keep: Path | None = None
+    """List of the image names to use."""
+    categories: tuple[str, ...] | None = None
+    """Only boxes of these categories."""
+    context: float = 0.2
+    """Boxes grow by this share of their size on each side."""
+    resume: bool = False
+    """Continue the run in --out exactly, with its own settings."""
+    overfit: int = 0
+    """Learn this many images by heart: a check that learning works."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    tensorboard: bool = False
+    """Also write TensorBoard files (the tensorboard extra)."""
+    json: bool = False
+    """Print the result as JSON."""
+    config: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+    def run(self) -> None:
+        from surefeat.pretrain import pretrain
+
+        done = pretrain(
+            self.source, out=self.out, config=self.config, init=self.init, crop=self.crop,
+            resume=self.resume, overfit=self.overfit, device=self.device, quiet=self.json,
+            tensorboard=self.tensorboard, images=self.images, keep=self.keep,
+            categories=self.categories, context=self.context,
+        )  # fmt: skip
+        result: dict[str, Any] = {
+            "model": str(done.folder / "model"),
+            "steps": done.progress.step,
+            "seconds": round(done.progress.seconds, 1),
+            "skipped": len(done.skipped),
+            "self_check": done.check.to_dict() if done.check else None,
+        }
+        report = _report(done.folder)
+        _say(result | {"report": report}, as_json=self.json)
+
+
+@dataclass(frozen=True)
+class Extract:
+    """Features of images to disk, one .safetensors file each; continues where it was stopped."""
+
+    images: Positional[tuple[Path, ...]]
+    """Images and folders."""
+    out: Path
+    """Folder for the feature files."""
+    model: str | None = None
+    """Model or run folder; by default the model that ships."""
+    side: int | None = None
+    """Longest side at which images are seen, network pixels."""
+    batch: int = 16
+    """Images per pass."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        from surefeat.extract import extract_to_folder
+
+        done = extract_to_folder(
+            self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
+            device=self.device, quiet=self.json,
+        )  # fmt: skip
+        _say(done.to_dict(), as_json=self.json)
+
+
+@dataclass(frozen=True)
+class EvaluateSelf:
+    """Label-free check on your own images: right under fresh warps? does confidence know it?"""
+
+    source: Positional[Path]
+    """Folder, list, tar shards or COCO json."""
+    model: str | None = None
+    """Model or run folder; by default the model that ships."""
+    count: int = 64
+    """Images to check on, drawn at random."""
+    seed: int = 1
+    """Of the images and warps."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        from surefeat.eval.selfcheck import check_folder
+
+        found = check_folder(
+            self.source, model=self.model, count=self.count, seed=self.seed, device=self.device
+        )
+        _say(found.to_dict(), as_json=self.json)
+
+
+@dataclass(frozen=True)
+class EvaluateParts:
+    """Part matching across new instances of the synthetic categories, and confidence on objects."""
+
+    model: str | None = None
+    """Model or run folder; by default the model that ships."""
+    count: int = 64
+    """Instances drawn."""
+    size: int = 112
+    """Side of an instance, pixels."""
+    seed: int = 2024
+    """Of the instances: not one that was trained on."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        from surefeat.data.synthetic import draw_many
+        from surefeat.eval.parts import check_parts
+        from surefeat.model import DenseFeatures
+
+        instances = draw_many(self.count, size=self.size, seed=self.seed)
+        found = check_parts(DenseFeatures.from_pretrained(self.model), instances)
+        _say(asdict(found), as_json=self.json)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write RUN/report.html anew: curves, warped views, confidence maps, PCA, settings."""
+
+    folder: Positional[Path]
+    """Run folder."""
+    images: tuple[Path, ...] = ()
+    """Images to show; by default those the run kept as examples."""
+
+    def run(self) -> None:
+        from surefeat.report import write_report
+
+        print(write_report(self.folder, images=self.images))
+
+
+@dataclass(frozen=True)
+class Match:
+    """Match two photos: writes a picture, a page and JSON, all in original pixels."""
+
+    image0: Positional[Path]
+    """Photo A."""
+    image1: Positional[Path]
+    """Photo B."""
+    out: Path = Path("match")
+    """Folder for matches.png, matches.json and index.html."""
+    points: tuple[tuple[float, float], ...] | None = None
+    """Points of A as x y x y ...; by default the most confident distinctive ones."""
+    count: int = 60
+    """How many points to choose when none are given."""
+    regions: int = 0
+    """Also match this many proposed regions (the proposals extra); the paper has 1000."""
+    mutual: bool = True
+    """Keep only matches that lead back."""
+    voting: bool = True
+    """Let neighbouring matches agree; the paper goes without."""
+    model: str | None = None
+    """Model or run folder; by default the model that ships."""
+    side: int | None = None
+    """Longest side at which photos are seen, network pixels."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    json: bool = False
+    """Print the matches as JSON instead of a summary."""
+
+    def run(self) -> None:
+        from surefeat.match_page import match_photos
+
+        done = match_photos(
+            self.image0, self.image1, out=self.out, points=self.points, count=self.count,
+            regions=self.regions, mutual=self.mutual, voting=self.voting, model=self.model,
+            longest_side=self.side, device=self.device,
+        )  # fmt: skip
+        if self.json:
+            print(done.matches.to_json())
+        else:
+            print(f"{len(done.matches)} matches; look at {done.page}")
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the extractor as ONNX (.onnx) or torch.export (.pt2), any batch and size."""
+
+    path: Positional[Path]
+    """File to write; its extension decides."""
+    model: str | None = None
+    """Model or run folder; by default the model that ships."""
+
+    def run(self) -> None:
+        from surefeat.export import export
+        from surefeat.model import DenseFeatures
+
+        print(export(DenseFeatures.from_pretrained(self.model, device="cpu"), self.path))
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A web page on this machine: drop two photos, click a point, see its match."""
+
+    model: str | None = None
+    """Model or run folder; by default the model that ships."""
+    port: int = 7860
+    """Local port."""
+
+    def run(self) -> None:
+        from surefeat.demo import launch
+
+        launch(self.model, port=self.port)
+
+
+@dataclass(frozen=True)
+class DataSynthetic:
+    """Draw synthetic object categories with their keypoints: a folder to try things on."""
+
+    out: Positional[Path]
+    """Folder to write PNGs and keypoints.json (COCO) to."""
+    count: int = 240
+    """Images."""
+    size: int = 128
+    """Side of an image, pixels."""
+    seed: int = 0
+    """Another seed, other instances."""
+
+    def run(self) -> None:
+        from surefeat.data.synthetic import write_folder
+
+        write_folder(self.out, count=self.count, size=self.size, seed=self.seed)
+        print(f"{self.count} images and keypoints.json in {self.out}")
+
+
+@dataclass(frozen=True)
+class DataGet:
+    """Download a public benchmark, checked and resumable, or learn where to put a copy."""
+
+    name: Positional[str]
+    """pf-willow, pf-pascal, spair-71k or pascal3d."""
+    out: Path = Path("data")
+    """Folder that holds data sets."""
+
+    def run(self) -> None:
+        from surefeat.data.fetch import get
+
+        print(get(self.name, self.out))
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure a model."""
+
+    what: Annotated[
+        Annotated[EvaluateSelf, subcommand("self")] | Annotated[EvaluateParts, subcommand("parts")],
+        arg(name=""),
+    ]
+
+    def run(self) -> None:
+        self.what.run()
+
+
+@dataclass(frozen=True)
+class Data:
+    """Make and look at data sets."""
+
+    what: Annotated[
+        Annotated[DataSynthetic, subcommand("synthetic")] | Annotated[DataGet, subcommand("get")],
+        arg(name=""),
+    ]
+
+    def run(self) -> None:
+        self.what.run()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of `surefeat`: errors are one line that names the fix, and exit code 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    command: Any = tyro.cli(_commands(argv), args=argv, prog="surefeat", description=_ABOUT)
+    try:
+        command.run()
+    except KeyboardInterrupt as stop:
+        print(f"surefeat: {stop or 'stopped'}", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        if "-X" in sys.orig_argv or logging.getLogger().isEnabledFor(logging.DEBUG):
+            raise
+        print(f"surefeat: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _commands(argv: list[str]) -> Any:
+    """The union of all commands; --preset is read first, since it sets other defaults."""
+    name: Any = "ours"
+    for flag, value in zip(argv, [*argv[1:], ""], strict=True):
+        if flag == "--preset" and value in get_args(Preset):
+            name = value
+    start: Any = Pretrain(
+        source=tyro.MISSING, out=tyro.MISSING, preset=name, config=preset(name)
+    )
+    return (
+        Annotated[Pretrain, subcommand("pretrain", default=start)]
+        | Annotated[Extract, subcommand("extract")]
+        | Annotated[Match, subcommand("match")]
+        | Annotated[Evaluate, subcommand("evaluate")]
+        | Annotated[Report, subcommand("report")]
+        | Annotated[Export, subcommand("export")]
+        | Annotated[Demo, subcommand("demo")]
+        | Annotated[Data, subcommand("data")]
+    )
+
+
+def _say(result: dict[str, Any], *, as_json: bool) -> None:
+    """A result for a script, or a line per value for a person."""
+    if as_json:
+        print(json.dumps(result))
+        return
+    for name, value in result.items():
+        rows = value.items() if isinstance(value, dict) else [(name, value)]
+        for key, entry in rows:
+            shown = f"{entry:.3f}" if isinstance(entry, float) else entry
+            print(f"{key.replace('_', ' '):<20} {shown}")
+
+
+def _report(folder: Path) -> str | None:
+    """Write a run's report, or say what is missing for it."""
+    try:
+        from surefeat.report import write_report
+
+        return str(write_report(folder))
+    except ImportError as error:
+        print(f"no report: {error}", file=sys.stderr)
+        return None
+
+
+_ABOUT = (
+    "Dense visual features with a per-pixel confidence, learned from unlabelled photos. "
+    "`surefeat COMMAND --help` explains each command."
+)

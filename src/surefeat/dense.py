@@ -1,0 +1,78 @@
+"""Dense matching by nearest neighbour: target pixel and confidence for every pixel of image 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefeat.features import Features
+from surefeat.nearest import check_pair, even_grid, find, join, prepare, vote
+from surefeat.voting import Voting
+
+PIXELS_PER_QUERY = 4
+"""Network pixels between the points that are matched; between them the field is interpolated."""
+
+
+@dataclass(frozen=True, eq=False)
+class DenseMatches:
+    """For every pixel of image 0 its place in image 1."""
+
+    points1: Tensor
+    """(H, W, 2) original pixels of image 1, inside it."""
+    score: Tensor
+    """(H, W) similarity in [-1, 1]."""
+    confidence: Tensor
+    """(H, W) of both places: 2 / (sigma0 + sigma1)."""
+
+
+@torch.no_grad()
+def match_dense(
+    features0: Features,
+    features1: Features,
+    *,
+    voting: bool | Voting = True,
+    size: tuple[int, int] | None = None,
+    descriptor_weight: float = 0.5,
+    lower_weight: float = 1.0,
+) -> DenseMatches:
+    """Where every pixel of image 0 lies in image 1, original pixels.
+
+    An even grid of `size` (rows, columns) points is matched (default: one in four network pixels
+    each way) and what they say is interpolated to every pixel of image 0.
+    """
+    check_pair(features0, features1)
+    side0, side1 = (
+        prepare(f, descriptor_weight=descriptor_weight, lower_weight=lower_weight)
+        for f in (features0, features1)
+    )
+    settings = Voting() if voting is True else voting
+    votes = vote(side0, side1, settings)[0] if settings else None
+    network = features0.frame.network
+    rows, columns = size or (network[0] // PIXELS_PER_QUERY, network[1] // PIXELS_PER_QUERY)
+    if min(rows, columns) < 1:
+        raise ValueError(f"size must be at least (1, 1) rows and columns, not {(rows, columns)}")
+    points0 = even_grid(features0, size=(rows, columns))
+    # Row by row, which lets voting add up a row's histograms in one go.
+    parts = [find(side0, side1, row, votes, refine=True) for row in torch.split(points0, columns)]
+    peaks = join(parts)
+    sigma0 = features0.confidence_at(points0).reciprocal()
+    sigma1 = features1.confidence_at(peaks.points).reciprocal()
+    # Interpolated is what differs from the same relative place, which is right up to the border.
+    moved = peaks.points - _same_place(points0, features0, features1)
+    table = torch.cat([moved, peaks.score[:, None], (sigma0 + sigma1)[:, None]], dim=1)
+    height, width = features0.frame.original
+    maps = table.T.reshape(1, 4, rows, columns)
+    full = F.interpolate(maps, size=(height, width), mode="bilinear", align_corners=False)[0]
+    start = _same_place(even_grid(features0, size=(height, width)), features0, features1)
+    points1 = full[:2].permute(1, 2, 0) + start.reshape(height, width, 2)
+    top = points1.new_tensor(features1.frame.original).flip(0) - 1
+    return DenseMatches(points1.clamp_min(0).minimum(top), full[2], 2 / full[3])
+
+
+def _same_place(points: Tensor, features0: Features, features1: Features) -> Tensor:
+    """Original pixels (N, 2) of image 0 -> those at the same relative place of image 1."""
+    size0, size1 = (points.new_tensor(f.frame.original).flip(0) for f in (features0, features1))
+    return (points + 0.5) * (size1 / size0) - 0.5

@@ -1,0 +1,302 @@
+"""Dense fields from regions, the SD filter, and what is moved along a field."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from surefeat import static_dynamic
+from surefeat.flow import (
+    SDSettings,
+    dense_from_regions,
+    flow_from_regions,
+    sd_filter,
+    transfer_boxes,
+    transfer_mask,
+    transfer_points,
+    warp_image,
+)
+
+sparse = pytest.importorskip("scipy.sparse", reason="the oracle is scipy's sparse solver")
+linalg = pytest.importorskip("scipy.sparse.linalg")
+
+
+def random_boxes(count: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
+    corners = torch.rand(count, 2, 2, generator=generator) * torch.tensor([size[1], size[0]]) - 0.5
+    low, high = corners.amin(1).ceil(), corners.amax(1).floor()
+    return torch.cat([low, torch.maximum(low, high)], dim=1)
+
+
+def photo(height: int, width: int, seed: int = 0) -> Tensor:
+    """Smooth colours, two sharp objects and sensor noise."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(1, 3, 5, 5, generator=generator) * 200
+    image = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic")[0]
+    image[:, height // 4 : height // 2, width // 3 : width // 2] += 90
+    image[:, height // 2 :, : width // 4] -= 70
+    noise = torch.randn(3, height, width, generator=generator) * 4
+    return (image + noise).clamp(0, 255).byte()
+
+
+def slow_flow(
+    boxes0: Tensor, boxes1: Tensor, scores: Tensor, size0: tuple[int, int], size1: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    field, confidence = torch.zeros(*size0, 2), torch.zeros(size0)
+    taken: set[tuple[int, int]] = set()
+    assigned = torch.zeros(size0, dtype=torch.bool)
+    for i in sorted(range(len(scores)), key=lambda n: -float(scores[n])):
+        a, b = boxes0[i].tolist(), boxes1[i].tolist()
+        for y in range(int(a[1]), int(a[3]) + 1):
+            for x in range(int(a[0]), int(a[2]) + 1):
+                if assigned[y, x]:
+                    continue
+                assigned[y, x] = True
+                tx = (x - a[0] + 0.5) / (a[2] - a[0] + 1) * (b[2] - b[0] + 1) + b[0] - 0.5
+                ty = (y - a[1] + 0.5) / (a[3] - a[1] + 1) * (b[3] - b[1] + 1) + b[1] - 0.5
+                target = (
+                    min(max(round(tx), 0), size1[1] - 1),
+                    min(max(round(ty), 0), size1[0] - 1),
+                )
+                if target not in taken:
+                    taken.add(target)
+                    field[y, x] = torch.tensor([target[0] - x, target[1] - y])
+                    confidence[y, x] = scores[i]
+    return field, confidence
+
+
+def direct_sd(values: np.ndarray, mask: np.ndarray, lab: np.ndarray) -> np.ndarray:
+    """The filter for one channel with scipy's direct solver, written from its definition."""
+    height, width = mask.shape
+    ids = np.arange(height * width).reshape(height, width)
+    first = np.concatenate([ids[:, :-1].ravel(), ids[:-1].ravel()])
+    second = np.concatenate([ids[:, 1:].ravel(), ids[1:].ravel()])
+
+    def unit(d: np.ndarray) -> np.ndarray:
+        return (d - d.min()) / (d.max() - d.min()) if d.max() > d.min() else np.zeros_like(d)
+
+    pixels = lab.reshape(-1, 3)
+    dg = unit(np.linalg.norm(pixels[first] - pixels[second], axis=1))
+    u = np.zeros(height * width)
+    for _ in range(2):
+        du = unit(np.abs(u[first] - u[second]))
+        w = (np.exp(-30 * dg) + 1e-5) * (np.exp(-15 * du) + 1e-5)
+        graph = sparse.coo_matrix((w, (first, second)), shape=(ids.size, ids.size)).tocsc()
+        graph = graph + graph.T
+        laplacian = sparse.diags(np.asarray(graph.sum(1)).ravel()) - graph
+        matrix = (sparse.diags(mask.ravel().astype(float)) + 20 * laplacian).tocsc()
+        u = linalg.spsolve(matrix, (mask * values).ravel())
+    return u.reshape(height, width)
+
+
+def realistic_case(height: int, width: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Values (2, H, W) and mask of matched regions, with holes, over a photo."""
+    generator = torch.Generator().manual_seed(seed)
+    boxes0 = random_boxes(30, (height, width), generator)
+    boxes1 = random_boxes(30, (height, width), generator)
+    scores = torch.rand(30, generator=generator)
+    size = (height, width)
+    field, confidence = flow_from_regions(boxes0, boxes1, scores, size0=size, size1=size)
+    return field.permute(2, 0, 1), confidence > 0, photo(height, width, seed)
+
+
+def test_flow_from_regions_equals_a_slow_loop() -> None:
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        size0, size1 = (23, 31), (37, 19)
+        boxes0, boxes1 = (random_boxes(12, s, generator) for s in (size0, size1))
+        scores = torch.rand(12, generator=generator)
+        field, confidence = flow_from_regions(boxes0, boxes1, scores, size0=size0, size1=size1)
+        # The oracle meets pixels box by box, so within a target the most confident comes first.
+        wanted = slow_flow(boxes0, boxes1, scores, size0, size1)
+        assert torch.equal(field, wanted[0])
+        assert torch.equal(confidence, wanted[1])
+
+
+def test_boxes_under_one_affine_map_give_the_affine_field() -> None:
+    generator = torch.Generator().manual_seed(0)
+    boxes0 = random_boxes(40, (40, 50), generator)
+    scale, shift = torch.tensor([2.0, 1.5] * 2), torch.tensor([7.0, 3.0] * 2)
+    outer = torch.tensor([-0.5, -0.5, 0.5, 0.5])
+    boxes1 = (boxes0 + outer) * scale + shift - outer
+    field, confidence = flow_from_regions(
+        boxes0, boxes1, torch.ones(40), size0=(40, 50), size1=(200, 200)
+    )
+    ys, xs = torch.meshgrid(torch.arange(40.0), torch.arange(50.0), indexing="ij")
+    pixels = torch.stack([xs, ys], -1)
+    error = (field + pixels - (pixels * scale[:2] + shift[:2])).abs()
+    assert (confidence > 0).float().mean() > 0.9
+    assert error[confidence > 0].max() <= 0.5
+
+
+def test_regions_without_score_or_overlap_leave_everything_masked() -> None:
+    boxes = torch.tensor([[2.0, 2.0, 5.0, 5.0], [-30.0, 0.0, -20.0, 4.0]])
+    field, confidence = flow_from_regions(
+        boxes, boxes, torch.tensor([0.0, 1.0]), size0=(9, 9), size1=(9, 9)
+    )
+    assert not confidence.any()
+    assert not field.any()
+
+
+@pytest.mark.parametrize("size", [(40, 56), (61, 33), (1, 12), (3, 3)])
+def test_sd_filter_equals_a_direct_solve(size: tuple[int, int]) -> None:
+    values, mask, image = realistic_case(*size, seed=size[0])
+    assert mask.any()
+    filtered = sd_filter(values, mask, image)
+    lab = static_dynamic.rgb_to_lab(image).permute(1, 2, 0).numpy()
+    for channel in range(2):
+        wanted = direct_sd(values[channel].numpy(), mask.numpy(), lab)
+        assert np.abs(filtered[channel].numpy() - wanted).max() < 1e-3
+
+
+def test_rows_in_torch_and_compiled_cuts_give_the_same_solution() -> None:
+    solve = pytest.importorskip("surefeat.grid_solve").solve
+    generator = torch.Generator().manual_seed(0)
+    for height, width in ((19, 30), (30, 19), (1, 5), (5, 1), (1, 1)):
+
+        def decades(h: int, w: int) -> Tensor:
+            return 20 * 10 ** (-10 * torch.rand(2, h, w, generator=generator).double())
+
+        right, down = decades(height, width - 1), decades(height - 1, width)
+        mask = (torch.rand(2, height, width, generator=generator) < 0.3).double()
+        mask[:, 0, 0] = 1
+        targets = torch.randn(2, 3, height, width, generator=generator).double() * 50
+        targets = targets * mask[:, None]
+        rows = static_dynamic.solve_by_rows(mask, right, down, targets)
+        for i in range(2):
+            cuts = solve(*(t[i].numpy() for t in (mask, right, down, targets)))
+            assert np.abs(rows[i].numpy() - cuts).max() < 1e-4
+
+
+def test_sd_filter_without_numba_and_on_threads_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values, mask, image = realistic_case(30, 44, seed=3)
+    compiled = sd_filter(values, mask, image)
+    torch.set_num_threads(2)
+    assert torch.allclose(sd_filter(values, mask, image), compiled, atol=1e-4)
+    monkeypatch.setattr(static_dynamic, "find_spec", lambda name: None)
+    assert torch.allclose(sd_filter(values, mask, image), compiled, atol=1e-4)
+
+
+def test_sd_filter_treats_a_batch_like_its_members() -> None:
+    cases = [realistic_case(20, 28, seed=s) for s in (1, 2)]
+    batch = sd_filter(*(torch.stack(part) for part in zip(*cases, strict=True)))
+    for case, filtered in zip(cases, batch, strict=True):
+        assert torch.allclose(sd_filter(*case), filtered, atol=1e-4)
+
+
+def test_lab_equals_scikit_image() -> None:
+    color = pytest.importorskip("skimage.color")
+    image = photo(16, 20)
+    wanted = color.rgb2lab(image.permute(1, 2, 0).numpy())
+    ours = static_dynamic.rgb_to_lab(image).permute(1, 2, 0).numpy()
+    # The two use the same white point to four digits.
+    assert np.abs(ours - wanted).max() < 0.02
+
+
+def test_a_constant_field_stays_constant_and_fills_the_mask() -> None:
+    _, mask, image = realistic_case(32, 40, seed=5)
+    constant = torch.full((2, 32, 40), 7.25)
+    garbage = torch.where(mask, constant, torch.full_like(constant, 1e4))
+    assert torch.allclose(sd_filter(garbage, mask, image), constant, atol=1e-3)
+
+
+def test_holes_are_filled_between_their_surroundings() -> None:
+    ramp = torch.arange(40.0).expand(40, 40).clone()
+    mask = torch.ones(40, 40, dtype=torch.bool)
+    mask[12:28, 12:28] = False
+    flat = torch.full((3, 40, 40), 100, dtype=torch.uint8)
+    filled = sd_filter(ramp, mask, flat)
+    assert (filled[14:26, 14:26] - ramp[14:26, 14:26]).abs().max() < 2
+    assert (filled[20, 13:28] > filled[20, 12:27]).all()
+
+
+def test_a_step_in_the_image_keeps_the_two_sides_apart() -> None:
+    image = torch.zeros(3, 20, 40, dtype=torch.uint8)
+    image[:, :, 20:] = 255
+    values = torch.zeros(20, 40)
+    values[:, 20:] = 10
+    mask = torch.zeros(20, 40, dtype=torch.bool)
+    mask[5, [2, 37]] = True
+    with_edge = sd_filter(values, mask, image)
+    assert with_edge[:, :20].abs().max() < 0.1
+    assert (with_edge[:, 20:] - 10).abs().max() < 0.1
+    without = sd_filter(values, mask, torch.zeros_like(image))
+    assert 2 < without[5, 19] < 8
+
+
+def test_an_empty_mask_gives_zeros() -> None:
+    values = torch.full((2, 2, 8, 9), 5.0)
+    mask = torch.zeros(2, 8, 9, dtype=torch.bool)
+    mask[1] = True
+    filtered = sd_filter(values, mask, photo(8, 9).expand(2, 3, 8, 9))
+    assert not filtered[0].any()
+    assert torch.allclose(filtered[1], values[1], atol=1e-3)
+
+
+def test_sd_filter_names_the_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="resize the guidance"):
+        sd_filter(torch.zeros(2, 8, 9), torch.ones(8, 9, dtype=torch.bool), photo(8, 8))
+    with pytest.raises(ValueError, match="at least 1"):
+        sd_filter(
+            torch.zeros(8, 9), torch.ones(8, 9) > 0, photo(8, 9), settings=SDSettings(iterations=0)
+        )
+
+
+def test_dense_field_of_shifted_regions_is_the_shift_everywhere() -> None:
+    boxes0 = torch.tensor([[4.0, 4.0, 20.0, 14.0], [10.0, 12.0, 30.0, 26.0]])
+    shift = torch.tensor([5.0, -3.0])
+    field = dense_from_regions(
+        boxes0, boxes0 + shift.repeat(2), torch.tensor([0.5, 0.9]), photo(30, 36), size1=(60, 60)
+    )
+    assert field.shape == (30, 36, 2)
+    assert (field - shift).abs().max() < 1e-2
+
+
+def test_image_and_points_move_together() -> None:
+    field = torch.zeros(30, 40, 2)
+    field[..., 0], field[..., 1] = 6.0, -4.0
+    image1 = torch.zeros(3, 50, 60, dtype=torch.uint8)
+    image1[:, 9, 21] = 255
+    warped = warp_image(image1, field)
+    assert warped.dtype == torch.uint8
+    assert warped.shape == (3, 30, 40)
+    assert torch.nonzero(warped[0]).tolist() == [[13, 15]]
+    assert transfer_points(field, torch.tensor([[15.0, 13.0]])).tolist() == [[21.0, 9.0]]
+    assert transfer_points(field, torch.tensor([[99.0, 13.2]]))[0].tolist() == pytest.approx(
+        [105, 9.2]
+    )
+
+
+def test_warp_reads_between_pixels_and_repeats_the_border() -> None:
+    image1 = torch.arange(12.0).reshape(1, 3, 4)
+    warped = warp_image(image1, torch.full((3, 4, 2), 0.5))
+    assert warped[0, 0, 0] == pytest.approx(2.5)
+    assert warped[0, 2, 3] == 11
+
+
+def test_boxes_follow_a_scaled_and_shifted_field() -> None:
+    ys, xs = torch.meshgrid(torch.arange(40.0), torch.arange(50.0), indexing="ij")
+    field = torch.stack([xs * 0.5 + 3, ys * -0.25 - 2], -1)
+    boxes = torch.tensor([[4.0, 6.0, 23.0, 15.0], [7.0, 7.0, 7.0, 30.0]])
+    outer = torch.tensor([-0.5, -0.5, 0.5, 0.5])
+    wanted = (boxes + outer) * torch.tensor([1.5, 0.75] * 2) + torch.tensor([3.0, -2.0] * 2) - outer
+    assert torch.allclose(transfer_boxes(field, boxes)[0], wanted[0], atol=1e-4)
+    # A box of one column tells nothing about the scale in x: it keeps its width.
+    moved = transfer_boxes(field, boxes)[1]
+    assert torch.allclose(moved[[1, 3]], wanted[1, [1, 3]], atol=1e-4)
+    assert moved[[0, 2]].tolist() == pytest.approx([13.5, 13.5])
+
+
+def test_mask_follows_a_magnifying_field_without_gaps() -> None:
+    ys, xs = torch.meshgrid(torch.arange(30.0), torch.arange(30.0), indexing="ij")
+    field = torch.stack([xs, ys], -1)
+    mask = torch.zeros(30, 30, dtype=torch.bool)
+    mask[8:20, 10:25] = True
+    moved = transfer_mask(field, mask, size1=(60, 60))
+    wanted = torch.zeros(60, 60, dtype=torch.bool)
+    wanted[16:39, 20:49] = True
+    assert (moved & wanted).sum() / (moved | wanted).sum() > 0.93
+    assert moved[18:36, 22:46].all()
