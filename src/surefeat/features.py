@@ -139,9 +139,8 @@ def bin_regions(
 ) -> tuple[Tensor, Tensor]:
     """The bins of ROI pooling: index (N, size * size) into the distinct bins (U, 4).
 
-    A bin is y0, y1, x0, x1: the cells y0 <= y < y1, x0 <= x < x1 of a map of `cells` (rows,
-    columns).
-    On a coarse map the bins of many boxes coincide, so each is pooled, and multiplied, once.
+    A bin is y0, y1, x0, x1: the cells y0 <= y < y1, x0 <= x < x1; `cells` are the map's rows
+    and columns. On a coarse map many bins coincide, so each is pooled, and multiplied, once.
     Convention: a box's outer edges snap to the nearest cell edges; a box that vanishes by this
     takes the one cell its centre lies in. Of n cells, bin k of `size` takes floor(k n / size) up
     to ceil((k+1) n / size), so none is empty and neighbours may share a cell.

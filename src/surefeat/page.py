@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from surefeat.runs import write_text
 
 try:
@@ -65,16 +67,12 @@ def write_page(
 
 def _inline(figure: Figure) -> dict[str, Any]:
     """A figure as an `img` wants it: data address, size in CSS pixels, caption."""
-    data, kind = _encode(figure, "png"), "png"
-    if len(data) > _LARGEST_PNG:
-        data, kind = _encode(figure, "jpeg"), "jpeg"
+    buffer, kind = io.BytesIO(), "png"
+    figure.savefig(buffer, format="png", dpi=_DPI)
+    if buffer.tell() > _LARGEST_PNG:
+        drawn = Image.open(buffer).convert("RGB")
+        buffer, kind = io.BytesIO(), "jpeg"
+        drawn.save(buffer, format="jpeg", quality=88, optimize=True)
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
-    address = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    address = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
     return {"src": address, "width": width, "height": height, "caption": str(figure.get_label())}
-
-
-def _encode(figure: Figure, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    options: Any = {"pil_kwargs": {"quality": 88, "optimize": True}} if kind == "jpeg" else {}
-    figure.savefig(buffer, format=kind, dpi=_DPI, **options)
-    return buffer.getvalue()

@@ -77,8 +77,8 @@ def write_report(
     if config.loss.kind == "probabilistic":
         sections.append(Section("The loss", text=_LOSS, figures=(viz.loss_surface(),)))
     sections += [*extra, *_skipped(run), _settings(config), _environment(run)]
-    state = "" if summary else " The run is not finished."
-    lead = f"What surefeat learned from {_image_count(run)}.{state}"
+    lead = f"What surefeat learned from {_image_count(run)}."
+    lead += "" if summary else " The run is not finished."
     name = title or f"Run {run.folder.resolve().name}"
     return write_page(run.folder / "report.html", name, sections, lead=lead, foot=_FOOT)
 
@@ -166,10 +166,9 @@ def _check_numbers(check: dict[str, Any]) -> list[Number]:
 
 
 def _duration(seconds: float) -> str:
-    minutes, hours = seconds / 60, seconds / 3600
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _looks(
@@ -222,9 +221,9 @@ def _skipped(run: Run) -> list[Section]:
     if not lines:
         return []
     rows = [tuple(line.partition("\t")[::2]) for line in lines[:_SKIPPED_SHOWN]]
-    count = f"{len(lines):,} {'file was' if len(lines) == 1 else 'files were'} left out"
-    more = f"; the first {_SKIPPED_SHOWN} are listed" if len(lines) > _SKIPPED_SHOWN else ""
-    return [Section("Skipped files", text=f"{count}{more}.", table=[("File", "Why"), *rows])]
+    text = f"{len(lines):,} {'file was' if len(lines) == 1 else 'files were'} left out"
+    text += f"; the first {_SKIPPED_SHOWN} are listed." if len(lines) > _SKIPPED_SHOWN else "."
+    return [Section("Skipped files", text=text, table=[("File", "Why"), *rows])]
 
 
 def _settings(config: Config) -> Section:
@@ -233,8 +232,7 @@ def _settings(config: Config) -> Section:
         for group, values in to_dict(config).items()
         for name, value in values.items()
     ]
-    text = "All of config.json; the names are those of the command line's options."
-    return Section("Settings", text=text, table=[("Setting", "Value"), *rows])
+    return Section("Settings", text="All of config.json.", table=[("Setting", "Value"), *rows])
 
 
 def _shown(value: object) -> str:
@@ -248,5 +246,4 @@ def _shown(value: object) -> str:
 def _environment(run: Run) -> Section:
     about = _read_json(run.folder / "environment.json")
     rows = [(name, value or "not known") for name, value in about.items()]
-    text = "Where and when the run was made."
-    return Section("Environment", text=text, table=[("What", "Value"), *rows])
+    return Section("Environment", table=[("What", "Value"), *rows])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefeat.config import Config
+from surefeat.config import Config, TrainConfig
 from surefeat.data.batches import Batches, Part, StreamedBatches
 from surefeat.loss import PairLoss, pair_loss
 from surefeat.model import DenseFeatures, Maps

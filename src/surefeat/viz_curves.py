@@ -99,7 +99,7 @@ def training_curves(rows: Sequence[Row]) -> Figure:
 
 _TRAINING = (
     "Training. Loss, scores, dead positives (matches with a negative inner product, which learn "
-    f"nothing) and speed are means since the log line before; {SIGMA} and the check are of that step."
+    f"nothing) and speed are means since the line before; {SIGMA} and the check are of that step."
 )
 # Title, unit, and the logged names with what the legend calls them.
 _PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (

@@ -1,0 +1,246 @@
+"""A model as one file for other programs: ONNX (.onnx) or torch.export (.pt2), batch and size open.
+
+Input: `images` (B, 3, H, W) float32 RGB in [0, 1], H and W multiples of the stride; the file itself
+refuses other sizes. Outputs: `descriptors` (B, C, h, w), unit length along C; `uncertainty`
+(B, h, w), sigma; `lower` (B, D, h', w'), unit length along D. h = H / stride, w = W / stride.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from surefeat import __version__
+from surefeat.model import DenseFeatures
+from surefeat.runs import write_bytes
+
+Format = Literal["onnx", "pt2"]
+Outputs = tuple[Tensor, Tensor, Tensor]
+
+OUTPUTS = ("descriptors", "uncertainty", "lower")
+TOLERANCE = 1e-4
+"""Largest difference to the model itself that a file may have, relative where values exceed 1."""
+LARGEST = 2**31 - 1
+"""Bytes of an ONNX file without external data: protobuf has no larger messages."""
+ABOUT = "surefeat.json"
+"""Extra file of a .pt2 archive that holds what `metadata` says."""
+
+_LOG = logging.getLogger(__name__)
+# (batch, rows, columns) in cells: what a file is traced with, and others that it is checked on.
+_TRACED, _CHECKED = (2, 5, 7), ((2, 10, 14), (1, 6, 4), (3, 1, 2))
+_INSTALL = "ONNX export needs onnx and onnxscript: pip install 'surefeat[export]'"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The file that was written."""
+
+    path: Path
+    format: Format
+    bytes: int
+    difference: float | None
+    """Largest difference to the model on other sizes than it was traced with; None: not checked,
+    because onnxruntime is not installed."""
+
+
+class Extractor(nn.Module):
+    """Images (B, 3, H, W) in [0, 1] -> descriptors, uncertainty and lower layer, as tensors."""
+
+    def __init__(self, model: DenseFeatures) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Outputs:
+        maps, lower = self.model.forward_with_lower(images)
+        return maps.descriptors, maps.uncertainty, F.normalize(lower.float(), dim=1)
+
+
+def export(model: DenseFeatures, path: str | Path, *, format: Format | None = None) -> Exported:  # noqa: A002
+    """Write the model as ONNX or torch.export, by the ending of `path` unless `format` says it.
+
+    What was written is run and compared with the model before the file appears; ONNX only where
+    onnxruntime is installed.
+    """
+    path = Path(path)
+    kind = format or path.suffix.removeprefix(".")
+    if kind not in ("onnx", "pt2"):
+        raise ValueError(f"{path}: cannot tell the format; end it in .onnx or .pt2, or pass format=")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; pass a file name in it")
+    # A copy: the caller's model keeps its device and mode.
+    extractor = Extractor(copy.deepcopy(model).cpu().float().eval())
+    about, write = metadata(model), _onnx if kind == "onnx" else _pt2
+    data = write(extractor, about)
+    again = _run_onnx(data) if kind == "onnx" else _run_pt2(data)
+    difference = None if again is None else _difference(extractor, again)
+    if difference is not None and not difference <= TOLERANCE:
+        raise RuntimeError(
+            f"the exported file differs from the model by {difference:.2g}, more than {TOLERANCE:g}; "
+            f"nothing was written to {path}; try the other format"
+        )
+    write_bytes(path, data)
+    return Exported(path, "onnx" if kind == "onnx" else "pt2", len(data), difference)
+
+
+def metadata(model: DenseFeatures) -> dict[str, str]:
+    """What a program needs beside the file. sha256 is that of save_pretrained's weights."""
+    from safetensors.torch import save
+
+    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    return {
+        "surefeat": __version__,
+        "trunk": model.config.trunk,
+        "lower": model.config.lower,
+        "stride": str(model.stride),
+        "longest_side": str(model.config.longest_side),
+        "sha256": hashlib.sha256(save(state)).hexdigest(),
+    }
+
+
+@torch.no_grad()
+def _trace(extractor: Extractor) -> torch.export.ExportedProgram:
+    stride = extractor.model.stride
+    batch, rows, columns = (torch.export.Dim(name, min=1) for name in ("batch", "rows", "columns"))
+    try:
+        return torch.export.export(
+            extractor, (_images(_TRACED, stride),),
+            dynamic_shapes={"images": {0: batch, 2: stride * rows, 3: stride * columns}},
+        )  # fmt: skip
+    except Exception as error:  # torch has dozens of kinds for what it cannot trace
+        trunk, reason = extractor.model.config.trunk, str(error).strip().split("\n")[0]
+        fix = "resnet50, vgg16 and small can be"
+        raise ValueError(f"trunk {trunk} cannot be exported ({reason}); {fix}") from error
+
+
+def _pt2(extractor: Extractor, about: dict[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(_trace(extractor), buffer, extra_files={ABOUT: json.dumps(about)})
+    return buffer.getvalue()
+
+
+def _onnx(extractor: Extractor, about: dict[str, str]) -> bytes:
+    try:
+        import onnx
+        import onnxscript.optimizer
+    except ImportError as error:
+        raise ImportError(_INSTALL) from error
+
+    program = torch.onnx.export(
+        _trace(extractor), input_names=["images"], output_names=list(OUTPUTS), dynamo=True,
+        verbose=False,
+    )  # fmt: skip
+    assert program is not None
+    # By default only small constants are folded. Without a limit the batch norms, which are scales
+    # of the filters already, and the head's padding vanish: plain convolutions remain.
+    onnxscript.optimizer.optimize_ir(
+        program.model, input_size_limit=LARGEST, output_size_limit=LARGEST
+    )
+    proto = program.model_proto
+    _name_sizes(proto.graph)
+    _refuse_other_sizes(proto.graph, extractor.model.stride)
+    onnx.helper.set_model_props(proto, about)
+    proto.doc_string = (__doc__ or "").split("\n\n", 1)[1].strip()
+    if proto.ByteSize() > LARGEST:
+        raise ValueError(f"the model has {proto.ByteSize():,} bytes, too many for ONNX; write .pt2")
+    onnx.checker.check_model(proto)
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+def _name_sizes(graph: Any) -> None:
+    """Words instead of the tracer's symbols for the open sizes."""
+    for value in (*graph.input, *graph.output):
+        words = {0: "batch", -2: "rows", -1: "columns"}
+        if value.name == "images":
+            words |= {-2: "height", -1: "width"}
+        elif value.name == "lower":
+            words |= {-2: "lower_rows", -1: "lower_columns"}
+        for axis, word in words.items():
+            value.type.tensor_type.shape.dim[axis].dim_param = word
+    del graph.value_info[:]  # intermediate sizes, still in the tracer's symbols
+
+
+def _refuse_other_sizes(graph: Any, stride: int) -> None:
+    """Make running the graph fail unless height and width are multiples of the stride.
+
+    ONNX has no assertions. A Reshape that cannot be done stops the run, and the error names the
+    node; its sum times zero is added to the images, or else it would be pruned.
+    """
+    from onnx import helper, numpy_helper
+
+    for node in graph.node:
+        node.input[:] = ["checked.images" if name == "images" else name for name in node.input]
+    constants: dict[str, Any] = {
+        "first": torch.tensor(0), "cells": torch.tensor([0, 0, -1, stride]), "zero": torch.tensor(0.0)
+    }  # fmt: skip
+    for name, value in constants.items():
+        graph.initializer.append(numpy_helper.from_array(value.numpy(), f"checked.{name}"))
+    checks, images = [], "images"
+    for side, other_axis in (("height", 3), ("width", 2)):
+        made = [f"checked.{side}.{step}" for step in ("line", "cells", "sum", "zero", "images")]
+        said = f"{side}_must_be_a_multiple_of_{stride}"
+        steps: list[tuple[str, list[str], dict[str, Any]]] = [
+            ("Gather", ["images", "checked.first"], {"axis": other_axis}),
+            ("Reshape", [made[0], "checked.cells"], {"name": said}),
+            ("ReduceSum", [made[1]], {"keepdims": 0}),
+            ("Mul", [made[2], "checked.zero"], {}),
+            ("Add", [images, made[3]], {}),
+        ]
+        for (kind, inputs, more), output in zip(steps, made, strict=True):
+            checks.append(helper.make_node(kind, inputs, [output], **more))
+        images = made[-1]
+    checks[-1].output[0] = "checked.images"
+    rest = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*checks, *rest])
+
+
+def _run_onnx(data: bytes) -> Callable[[Tensor], Outputs] | None:
+    try:
+        import onnxruntime
+    except ImportError:
+        _LOG.warning("onnxruntime is not installed: the file is written unchecked")
+        return None
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> Outputs:
+        found = session.run(list(OUTPUTS), {"images": images.numpy()})
+        descriptors, uncertainty, lower = (torch.from_numpy(each) for each in found)
+        return descriptors, uncertainty, lower
+
+    return run
+
+
+def _run_pt2(data: bytes) -> Callable[[Tensor], Outputs]:
+    run: Callable[[Tensor], Outputs] = torch.export.load(io.BytesIO(data)).module()
+    return run
+
+
+@torch.no_grad()
+def _difference(extractor: Extractor, again: Callable[[Tensor], Outputs]) -> float:
+    """Largest difference on sizes that the file was not traced with; infinite if shapes differ."""
+    worst = 0.0
+    for shape in _CHECKED:
+        images = _images(shape, extractor.model.stride)
+        for mine, other in zip(extractor(images), again(images), strict=True):
+            if mine.shape != other.shape:
+                return float("inf")
+            worst = max(worst, float(((mine - other).abs() / mine.abs().clamp_min(1)).max()))
+    return worst
+
+
+def _images(cells: tuple[int, int, int], stride: int) -> Tensor:
+    batch, rows, columns = cells
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(batch, 3, stride * rows, stride * columns, generator=generator)

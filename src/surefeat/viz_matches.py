@@ -1,0 +1,138 @@
+"""Figures of matches between two photos, drawn in original pixels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from surefeat.dense import DenseMatches
+from surefeat.flow import warp_image
+from surefeat.geometry import Frame
+from surefeat.image import ImageLike, load
+from surefeat.match import Matches
+from surefeat.regions import RegionMatches
+from surefeat.viz_style import STYLE, WIDTH, new_figure, picture, show, small_title
+
+try:
+    from matplotlib import colormaps, rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.patches import ConnectionPatch, Rectangle
+except ImportError as error:
+    raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
+
+_RIGHT, _WRONG = "#009e73", "#d55e00"
+# The paper draws high scores red and low ones blue; this map keeps that order for any colour vision.
+_SCORES = "plasma"
+
+
+def _side_by_side(image0: ImageLike, image1: ImageLike, label: str) -> tuple[Figure, list[Axes]]:
+    """Two photos at one height, without frames."""
+    pictures = [picture(image) for image in (image0, image1)]
+    widths = [frame.original[1] / frame.original[0] for _, frame in pictures]
+    figure = new_figure(min(WIDTH / sum(widths), 7.5) + 0.3, label)
+    axes = list(figure.subplots(1, 2, width_ratios=widths))
+    for axis, (pixels, frame), name in zip(axes, pictures, "AB", strict=True):
+        show(axis, pixels, frame)
+        axis.set_axis_off()
+        small_title(axis, name)
+    return figure, axes
+
+
+@rc_context(STYLE)
+def match_lines(
+    image0: ImageLike,
+    image1: ImageLike,
+    matches: Matches,
+    *,
+    right: Tensor | None = None,
+    label: str = "Matched points.",
+) -> Figure:
+    """Lines from points of image 0 to their matches; coloured by probability, or else by score.
+
+    right: (N,) bool, where the truth is known: green and orange lines instead.
+    """
+    figure, (axis0, axis1) = _side_by_side(image0, image1, label)
+    if not len(matches):
+        figure.suptitle("no matches")
+        return figure
+    values = matches.score if matches.probability is None else matches.probability
+    norm = Normalize(float(values.min()), max(float(values.max()), float(values.min()) + 1e-6))
+    colours = [colormaps["viridis"](norm(float(value))) for value in values]
+    if right is not None:
+        colours = [_RIGHT if bool(ok) else _WRONG for ok in right]
+    points0, points1 = matches.points0.cpu().tolist(), matches.points1.cpu().tolist()
+    for start, end, colour in zip(points0, points1, colours, strict=True):
+        line = ConnectionPatch(
+            start, end, "data", "data", axesA=axis0, axesB=axis1, color=colour, linewidth=1.1,
+            alpha=0.85,
+        )  # fmt: skip
+        figure.add_artist(line)
+    for axis, places in ((axis0, points0), (axis1, points1)):
+        xs, ys = zip(*places, strict=True)
+        axis.scatter(xs, ys, c=colours, s=22, edgecolors="white", linewidths=0.8, zorder=3)
+    if right is None:
+        what = "score" if matches.probability is None else "probability of being right"
+        scale = ScalarMappable(norm=norm, cmap="viridis")
+        figure.colorbar(scale, ax=[axis0, axis1], shrink=0.8, pad=0.01, label=what)
+    return figure
+
+
+@rc_context(STYLE)
+def region_matches(
+    image0: ImageLike, image1: ImageLike, matches: RegionMatches, *, top: int = 12
+) -> Figure:
+    """The best-scored region matches, each pair of boxes in the colour of its score."""
+    figure, axes = _side_by_side(
+        image0, image1, f"The {min(top, len(matches))} best region matches, coloured by score."
+    )
+    order = matches.score.argsort(descending=True)[:top].cpu()
+    if not len(order):
+        figure.suptitle("no matches")
+        return figure
+    scores = matches.score.cpu()[order]
+    norm = Normalize(float(scores.min()), max(float(scores.max()), float(scores.min()) + 1e-6))
+    # The best are drawn last, on top.
+    for row in reversed(order.tolist()):
+        colour = colormaps[_SCORES](norm(float(matches.score[row])))
+        for axis, boxes in zip(axes, (matches.boxes0, matches.boxes1), strict=True):
+            x1, y1, x2, y2 = boxes[row].tolist()
+            box = Rectangle(
+                (x1 - 0.5, y1 - 0.5), x2 - x1 + 1, y2 - y1 + 1, fill=False, edgecolor=colour,
+                linewidth=1.8,
+            )  # fmt: skip
+            axis.add_patch(box)
+    scale = ScalarMappable(norm=norm, cmap=_SCORES)
+    figure.colorbar(scale, ax=axes, shrink=0.8, pad=0.01, label="score")
+    return figure
+
+
+@rc_context(STYLE)
+def warped(image0: ImageLike, image1: ImageLike, dense: DenseMatches) -> Figure:
+    """Photo A, photo B drawn into A's frame by the dense matches, and half of each."""
+    first, second = load(image0).cpu(), load(image1).cpu()
+    height, width = first.shape[1:]
+    moved = warp_image(second, displacement(dense))
+    half = (first.float() * 0.5 + moved.float() * 0.5).to(first.dtype)
+    figure = new_figure(
+        WIDTH / 3 * height / width + 0.4,
+        "Photo A; the pixels of photo B moved to where A has their match; and both blended.",
+    )
+    frame = Frame((height, width), (height, width))
+    for axis, pixels, name in zip(
+        figure.subplots(1, 3), (first, moved, half), ("A", "B warped onto A", "both"), strict=True
+    ):
+        show(axis, pixels, frame)
+        axis.set_axis_off()
+        small_title(axis, name)
+    return figure
+
+
+def displacement(dense: DenseMatches) -> Tensor:
+    """Target pixels (H, W, 2) -> displacement from each pixel of image 0, as flow.py has it."""
+    import torch
+
+    height, width = dense.points1.shape[:2]
+    ys, xs = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return dense.points1.cpu() - torch.stack([xs, ys], dim=-1)
