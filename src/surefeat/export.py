@@ -1,8 +1,9 @@
 """A model as one file for other programs: ONNX (.onnx) or torch.export (.pt2), batch and size open.
 
-Input: `images` (B, 3, H, W) float32 RGB in [0, 1], H and W multiples of the stride; the file itself
-refuses other sizes. Outputs: `descriptors` (B, C, h, w), unit length along C; `uncertainty`
-(B, h, w), sigma; `lower` (B, D, h', w'), unit length along D. h = H / stride, w = W / stride.
+Input: `images` (B, 3, H, W) float32 RGB in [0, 1], H and W multiples of the stride. The files
+themselves refuse other sizes, and a .pt2 also less than two cells a side. Outputs: `descriptors`
+(B, C, h, w), unit length along C; `uncertainty` (B, h, w), sigma; `lower` (B, D, h', w'), unit
+length along D. h = H / stride, w = W / stride.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ABOUT = "surefeat.json"
 
 _LOG = logging.getLogger(__name__)
 # (batch, rows, columns) in cells: what a file is traced with, and others that it is checked on.
-_TRACED, _CHECKED = (2, 5, 7), ((2, 10, 14), (1, 6, 4), (3, 1, 2))
+_TRACED, _CHECKED = (2, 5, 7), ((2, 10, 14), (1, 6, 4), (3, 2, 9))
 _INSTALL = "ONNX export needs onnx and onnxscript: pip install 'surefeat[export]'"
 
 
@@ -62,6 +63,10 @@ class Extractor(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> Outputs:
+        height, width, stride = *images.shape[-2:], self.model.stride
+        # Traced, this becomes a condition that torch.export checks at every call.
+        if height % stride or width % stride:
+            raise ValueError(f"height and width must be multiples of {stride}; resize the images")
         maps, lower = self.model.forward_with_lower(images)
         return maps.descriptors, maps.uncertainty, F.normalize(lower.float(), dim=1)
 
@@ -75,7 +80,7 @@ def export(model: DenseFeatures, path: str | Path, *, format: Format | None = No
     path = Path(path)
     kind = format or path.suffix.removeprefix(".")
     if kind not in ("onnx", "pt2"):
-        raise ValueError(f"{path}: cannot tell the format; end it in .onnx or .pt2, or pass format=")
+        raise ValueError(f"{path}: unknown format; let it end in .onnx or .pt2, or pass format=")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; pass a file name in it")
     # A copy: the caller's model keeps its device and mode.
@@ -86,8 +91,8 @@ def export(model: DenseFeatures, path: str | Path, *, format: Format | None = No
     difference = None if again is None else _difference(extractor, again)
     if difference is not None and not difference <= TOLERANCE:
         raise RuntimeError(
-            f"the exported file differs from the model by {difference:.2g}, more than {TOLERANCE:g}; "
-            f"nothing was written to {path}; try the other format"
+            f"the exported file differs from the model by {difference:.2g}, more than "
+            f"{TOLERANCE:g}; nothing was written to {path}; try the other format"
         )
     write_bytes(path, data)
     return Exported(path, "onnx" if kind == "onnx" else "pt2", len(data), difference)
@@ -111,7 +116,9 @@ def metadata(model: DenseFeatures) -> dict[str, str]:
 @torch.no_grad()
 def _trace(extractor: Extractor) -> torch.export.ExportedProgram:
     stride = extractor.model.stride
-    batch, rows, columns = (torch.export.Dim(name, min=1) for name in ("batch", "rows", "columns"))
+    batch = torch.export.Dim("batch", min=1)
+    # torch.export takes a size of one for a constant, so that open sizes start at two.
+    rows, columns = (torch.export.Dim(name, min=2) for name in ("rows", "columns"))
     try:
         return torch.export.export(
             extractor, (_images(_TRACED, stride),),
@@ -150,7 +157,7 @@ def _onnx(extractor: Extractor, about: dict[str, str]) -> bytes:
     _name_sizes(proto.graph)
     _refuse_other_sizes(proto.graph, extractor.model.stride)
     onnx.helper.set_model_props(proto, about)
-    proto.doc_string = (__doc__ or "").split("\n\n", 1)[1].strip()
+    proto.doc_string = __doc__ or ""
     if proto.ByteSize() > LARGEST:
         raise ValueError(f"the model has {proto.ByteSize():,} bytes, too many for ONNX; write .pt2")
     onnx.checker.check_model(proto)
@@ -181,11 +188,10 @@ def _refuse_other_sizes(graph: Any, stride: int) -> None:
 
     for node in graph.node:
         node.input[:] = ["checked.images" if name == "images" else name for name in node.input]
-    constants: dict[str, Any] = {
-        "first": torch.tensor(0), "cells": torch.tensor([0, 0, -1, stride]), "zero": torch.tensor(0.0)
-    }  # fmt: skip
+    constants = {"first": 0, "cells": [0, 0, -1, stride], "zero": 0.0}
     for name, value in constants.items():
-        graph.initializer.append(numpy_helper.from_array(value.numpy(), f"checked.{name}"))
+        array = torch.tensor(value).numpy()
+        graph.initializer.append(numpy_helper.from_array(array, f"checked.{name}"))
     checks, images = [], "images"
     for side, other_axis in (("height", 3), ("width", 2)):
         made = [f"checked.{side}.{step}" for step in ("line", "cells", "sum", "zero", "images")]

@@ -55,12 +55,12 @@ def match_photos(
     matches = match_points(
         *features, points, count=count, voting=voting, mutual=mutual and points is None
     )
-    dense = match_dense(*features, voting=voting)
+    back = match_dense(features[1], features[0], voting=voting)
     boxes = _regions(features, photos, regions) if regions else None
     lines = viz.match_lines(*photos, matches)
     sections = [
         Section("Points", text=_points_text(matches), figures=(lines,)),
-        Section("Every pixel", figures=(viz.warped(*photos, dense),)),
+        Section("Every pixel", figures=(viz.warped(*photos, back),)),
         Section("Confidence", figures=(viz.confidence_map(features, photos),)),
     ]
     if boxes is not None:

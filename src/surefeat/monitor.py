@@ -21,12 +21,10 @@ from surefeat.data.batches import Part
 from surefeat.loss import PairLoss
 from surefeat.runs import Run
 
-# Sigma's 10th percentile above this: not even the most confident tenth claims to know anything
-# (the predicted loss is 0.483 of at most 0.5).
-COLLAPSED_SIGMA = 5.0
-# Already above this (predicted loss 0.458), if matches score no better than the non-matches: then
-# nothing pulls sigma back, and it only takes its time to grow.
-_DOUBTFUL_SIGMA, _NO_BETTER = 2.0, 0.01
+# Sigma's 10th percentile above this: not even the most confident tenth claims to know anything.
+# Where matches outscore the mined non-matches by d, the best sigma is about 1 / (6 d); so it stays
+# there only while d < 0.02, and comes down again by itself once the descriptors separate.
+COLLAPSED_SIGMA = 8.0
 _SIGMA_PERCENTILES = (0.1, 0.5, 0.9)
 # Steps after which several processes ask each other whether one was told to stop.
 _ASK_EVERY = 10
@@ -101,10 +99,9 @@ def all_finite(tensors: dict[str, Tensor]) -> bool:
 
 
 def collapsed(values: dict[str, float]) -> bool:
-    """Whether a log line shows the state where sigma = infinity everywhere is the way down."""
-    sure_of_nothing = values["sigma_p10"] > COLLAPSED_SIGMA
-    knows_nothing = values["positive"] - values["negative"] < _NO_BETTER
-    return sure_of_nothing or (values["sigma_p10"] > _DOUBTFUL_SIGMA and knows_nothing)
+    """Whether a log line shows sigma on its way to infinity, with nothing to bring it back."""
+    separation = values["positive"] - values["negative"]
+    return values["sigma_p10"] > COLLAPSED_SIGMA and separation < 1 / (6 * COLLAPSED_SIGMA)
 
 
 class Log:

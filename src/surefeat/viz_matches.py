@@ -109,19 +109,19 @@ def region_matches(
 
 
 @rc_context(STYLE)
-def warped(image0: ImageLike, image1: ImageLike, dense: DenseMatches) -> Figure:
-    """Photo A, photo B drawn into A's frame by the dense matches, and half of each."""
+def warped(image0: ImageLike, image1: ImageLike, back: DenseMatches) -> Figure:
+    """Photo A warped onto photo B, beside both; `back` = match_dense(features1, features0)."""
     first, second = load(image0).cpu(), load(image1).cpu()
-    height, width = first.shape[1:]
-    moved = warp_image(second, displacement(dense))
-    half = (first.float() * 0.5 + moved.float() * 0.5).to(first.dtype)
+    moved = warp_image(first, displacement(back))
+    half = (second.float() * 0.5 + moved.float() * 0.5).to(second.dtype)
+    height, width = second.shape[1:]
     figure = new_figure(
         WIDTH / 3 * height / width + 0.4,
-        "Photo A; the pixels of photo B moved to where A has their match; and both blended.",
+        "Photo B; the pixels of photo A moved to where B has their match; and both blended.",
     )
     frame = Frame((height, width), (height, width))
     for axis, pixels, name in zip(
-        figure.subplots(1, 3), (first, moved, half), ("A", "B warped onto A", "both"), strict=True
+        figure.subplots(1, 3), (second, moved, half), ("B", "A warped onto B", "both"), strict=True
     ):
         show(axis, pixels, frame)
         axis.set_axis_off()

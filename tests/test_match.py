@@ -1,0 +1,339 @@
+"""Point and dense matching by rendering: what is matched must land where the warp says."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from surefeat.config import preset
+from surefeat.distinctive import quality, spread
+from surefeat.eval.reliability import fit_reliability
+from surefeat.features import Features
+from surefeat.geometry import Frame, apply_affine, cell_centres, fit_thin_plate, invert, normalise
+from surefeat.image import resize
+from surefeat.match import Matches, Voting, match_dense, match_points
+from surefeat.model import DenseFeatures
+from surefeat.nearest import even_grid, find, prepare
+from surefeat.reliability import Reliability
+
+STRIDE = 8
+
+
+def photo(name: str = "astronaut", *, size: tuple[int, int] = (192, 192)) -> Tensor:
+    """A photo that ships with scikit-image: (3, H, W) in [0, 1]."""
+    data = pytest.importorskip("skimage.data")
+    pixels = torch.from_numpy(np.ascontiguousarray(getattr(data, name)())).permute(2, 0, 1)
+    return resize(pixels, size=size).float() / 255
+
+
+def analytic(image: Tensor, *, original: tuple[int, int] | None = None) -> Features:
+    """Features without a network: colour and gradients, blurred at three scales, every 8 pixels."""
+    grey = image.mean(0, keepdim=True)
+    dx, dy = grey.diff(dim=2, append=grey[:, :, -1:]), grey.diff(dim=1, append=grey[:, -1:])
+    channels = torch.cat([image, 4 * dx.abs(), 4 * dy.abs(), 4 * (dx + dy).abs(), 4 * (dx - dy).abs()])
+    scales = []
+    for reach in (4, 8, 16):
+        padded = F.pad(channels[None], (reach,) * 4, mode="reflect")
+        blurred = F.avg_pool2d(F.avg_pool2d(padded, reach + 1, stride=1), reach + 1, stride=1)
+        scales.append(F.avg_pool2d(blurred, STRIDE)[0])
+    maps = torch.cat([scales[0], scales[1], scales[2], scales[0] - scales[1], scales[1] - scales[2]])
+    maps = (maps - maps.mean((1, 2), keepdim=True)) / maps.std((1, 2), keepdim=True)
+    half = len(maps) // 2
+    size = (image.shape[1], image.shape[2])
+    return Features(
+        descriptors=F.normalize(maps[:half], dim=0),
+        uncertainty=torch.full(maps.shape[1:], 0.5),
+        lower=F.normalize(maps[half:], dim=0),
+        frame=Frame(original or size, size),
+        stride=STRIDE,
+    )
+
+
+def rendered(image: Tensor, where: Tensor, *, size: tuple[int, int]) -> Tensor:
+    """The view whose pixels (H*W, 2), row by row, show these places of the image."""
+    grid = normalise(where, size=(image.shape[1], image.shape[2])).reshape(1, *size, 2)
+    return F.grid_sample(image[None], grid, padding_mode="reflection", align_corners=False)[0]
+
+
+def warps() -> dict[str, object]:
+    turn = math.radians(8)
+    affine = torch.tensor(
+        [[1.05 * math.cos(turn), -math.sin(turn), 20.0], [math.sin(turn), 0.95 * math.cos(turn), -6.0]]
+    )
+    corners = torch.tensor([[10, 10], [180, 12], [12, 178], [175, 180], [96, 96], [50, 130.0]])
+    moved = corners + torch.tensor([[8, 3], [-9, 6], [5, -8], [-6, -7], [7, 5], [-6, 8.0]])
+    return {"affine": lambda p: apply_affine(affine, p), "spline": fit_thin_plate(corners, moved)}
+
+
+@pytest.mark.parametrize("name", ["affine", "spline"])
+@pytest.mark.parametrize("voting", [True, False])
+def test_matches_and_dense_field_land_where_the_warp_says(name: str, voting: bool) -> None:
+    """Median within half a cell of 8 px, nine in ten within two cells (stated tolerance)."""
+    warp, size = warps()[name], (176, 160)
+    image = photo()
+    view = rendered(image, warp(cell_centres(size=size, stride=1)), size=size)  # type: ignore[operator]
+    features0, features1 = analytic(view), analytic(image)
+    points = torch.cartesian_prod(torch.arange(16.0, 144, 7), torch.arange(16.0, 160, 7))
+    truth = warp(points)  # type: ignore[operator]
+    inside = ((truth > 8) & (truth < 183)).all(-1)
+    found = match_points(features0, features1, points, voting=voting)
+    dense = match_dense(features0, features1, voting=voting)
+    x, y = points.long().unbind(-1)
+    for landed in (found.points1, dense.points1[y, x]):
+        error = (landed - truth).norm(dim=-1)[inside]
+        assert error.median() < 4
+        assert error.quantile(0.9) < 16
+    assert dense.points1.shape == (*size, 2)
+    assert dense.score.shape == dense.confidence.shape == size
+
+
+def smooth_pair(seed: int) -> tuple[Features, Features, Tensor]:
+    """Maps of one smooth field of unit vectors seen through two frames, and the affine between."""
+    generator = torch.Generator().manual_seed(seed)
+    waves = torch.randn(48, 2, generator=generator) * (2 * math.pi / 60)
+    phase = torch.rand(48, generator=generator) * 2 * math.pi
+    linear = torch.eye(2) + 0.08 * torch.randn(2, 2, generator=generator)
+    shift = torch.rand(2, 1, generator=generator) * 20 - 10
+    affine = torch.cat([linear, shift], dim=1)
+    centres = cell_centres(size=(12, 14), stride=16)
+
+    def features(places: Tensor) -> Features:
+        maps = F.normalize((places @ waves.T + phase).cos(), dim=-1).T.reshape(48, 12, 14)
+        return Features(maps, torch.ones(12, 14), maps, Frame((192, 224), (192, 224)), 16)
+
+    return features(centres), features(apply_affine(affine, centres)), invert(affine)
+
+
+def test_refinement_lands_closer_than_the_bare_place() -> None:
+    coarse, fine = [], []
+    for seed in range(4):
+        features0, features1, truth = smooth_pair(seed)
+        points = torch.rand(150, 2, generator=torch.Generator().manual_seed(seed))
+        points = points * torch.tensor([140.0, 110.0]) + 40
+        for refine, errors in ((False, coarse), (True, fine)):
+            found = match_points(features0, features1, points, voting=False, refine=refine)
+            errors.append((found.points1 - apply_affine(truth, points)).norm(dim=-1))
+    assert torch.cat(fine).mean() < 0.75 * torch.cat(coarse).mean()
+    assert torch.cat(fine).median() < 16 / 5
+
+
+def test_score_is_the_weighted_sum_of_both_layers() -> None:
+    features0, features1 = analytic(photo()), analytic(photo("chelsea"))
+    points = [[30.0, 40.5], [100, 20]]
+    found = match_points(
+        features0, features1, points, voting=False, refine=False, descriptor_weight=3, lower_weight=1
+    )
+    given = torch.tensor(points)
+    high = (features0.at(given) * features1.at(found.points1)).sum(-1)
+    low = (features0.lower_at(given) * features1.lower_at(found.points1)).sum(-1)
+    assert torch.allclose(found.score, 0.75 * high + 0.25 * low, atol=1e-5)
+
+
+def test_margin_is_the_peak_minus_the_best_far_away() -> None:
+    features0, features1 = analytic(photo()), analytic(photo("chelsea"))
+    side0, side1 = (prepare(f, descriptor_weight=1, lower_weight=1) for f in (features0, features1))
+    points = torch.tensor([[30.0, 40.5], [100, 20], [180, 180]])
+    peaks = find(side0, side1, points, None, refine=False)
+    for row, point in enumerate(points):
+        scores = (side1.vectors @ side0.at(point[None])[0]).tolist()
+        best = max(range(len(scores)), key=scores.__getitem__)
+        far = [
+            score
+            for score, place in zip(scores, side1.points, strict=True)
+            if (place - side1.points[best]).norm() > 30 / 224 * 192
+        ]
+        assert peaks.margin[row].item() == pytest.approx(scores[best] - max(far), abs=1e-5)
+
+
+@pytest.mark.parametrize("voting", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+def test_flipping_the_pair_flips_mutual_matches(voting: bool, given: bool) -> None:
+    view = rendered(photo(), warps()["affine"](cell_centres(size=(176, 160), stride=1)), size=(176, 160))  # type: ignore[operator]
+    features0, features1 = analytic(view), analytic(photo())
+    options = {"voting": voting, "mutual": True, "refine": False, "count": 60}
+    grids = [even_grid(f, size=(2 * f.descriptors.shape[1], 2 * f.descriptors.shape[2]))
+             if given else None for f in (features0, features1)]  # fmt: skip
+    there = match_points(features0, features1, grids[0], **options)  # type: ignore[arg-type]
+    back = match_points(features1, features0, grids[1], **options)  # type: ignore[arg-type]
+
+    def pairs(first: Tensor, second: Tensor) -> set[tuple[float, ...]]:
+        return {tuple(row) for row in torch.cat([first, second], dim=1).round(decimals=2).tolist()}
+
+    assert len(there) >= 40
+    assert pairs(there.points0, there.points1) == pairs(back.points1, back.points0)
+    assert bool(there.mutual.all())
+
+
+def test_refined_mutual_matches_flip_to_within_a_place() -> None:
+    view = rendered(photo(), warps()["spline"](cell_centres(size=(176, 160), stride=1)), size=(176, 160))  # type: ignore[operator]
+    features0, features1 = analytic(view), analytic(photo())
+    there = match_points(features0, features1, mutual=True, count=60)
+    back = match_points(features1, features0, mutual=True, count=60)
+    distance = torch.cdist(there.points0, back.points1) + torch.cdist(there.points1, back.points0)
+    assert len(there) == len(back)
+    # Each side of a pair is refined in one direction only, by at most two places of 4 px each way.
+    assert distance.amin(1).max() <= 2 * 8 * math.sqrt(2)
+
+
+@pytest.mark.parametrize("original", [(192, 192), (384, 384), (333, 517), (101, 640)])
+def test_results_are_in_original_pixels_for_any_size(original: tuple[int, int]) -> None:
+    """The same maps under another original size: all answers scale, none moves."""
+    base, target = analytic(photo()), analytic(photo(), original=(97, 203))
+    scaled = analytic(photo(), original=original)
+    points = torch.tensor([[20.0, 31.0], [90.0, 150.0], [171.0, 60.0]])
+    expected = match_points(base, target, points)
+    moved = scaled.frame.to_original(points)
+    found = match_points(scaled, target, moved)
+    assert torch.allclose(found.points1, expected.points1, atol=1e-2)
+    assert torch.allclose(target.frame.to_original(points), found.points1, atol=2.5)
+    stretch = torch.tensor([original[1] / 192, original[0] / 192])
+    assert bool((found.round_trip <= expected.round_trip * stretch.max() + 0.05).all())
+    dense = match_dense(scaled, target)
+    assert dense.points1.shape == (*original, 2)
+    row, column = original[0] // 2, original[1] // 3
+    same = torch.tensor([(column + 0.5) * 203 / original[1], (row + 0.5) * 97 / original[0]]) - 0.5
+    assert (dense.points1[row, column] - same).norm() < 5
+
+
+@pytest.fixture(scope="module")
+def small() -> DenseFeatures:
+    torch.manual_seed(0)
+    return DenseFeatures(preset("small").model).eval()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_rotated_files_are_matched_as_they_are_seen(
+    orientation: int, small: DenseFeatures, tmp_path: Path
+) -> None:
+    upright = Image.fromarray((photo("coffee", size=(120, 180)) * 255).byte().permute(1, 2, 0).numpy())
+    turns = {2: [0], 3: [3], 4: [1], 5: [5], 6: [2], 7: [6], 8: [4]}  # undo what a viewer applies
+    stored = upright
+    for turn in turns.get(orientation, []):
+        stored = stored.transpose(Image.Transpose(turn))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / "turned.png", exif=exif)
+    features0, features1 = small.extract([tmp_path / "turned.png", upright])
+    assert features0.frame.original == (120, 180)
+    points = torch.tensor([[20.0, 30.0], [150.0, 100.0], [90.0, 60.0]])
+    found = match_points(features0, features1, points)
+    assert (found.points1 - points).norm(dim=-1).max() < 6
+
+
+def test_chosen_points_are_spread_confident_and_distinctive() -> None:
+    features = analytic(photo())
+    unsure = features.uncertainty.clone()
+    unsure[:, :12] = 50.0
+    features = Features(features.descriptors, unsure, features.lower, features.frame, STRIDE)
+    found = match_points(features, features, count=40)
+    assert len(found) == 40
+    assert (found.points0[:, 0] > 90).float().mean() > 0.85
+    gaps = torch.cdist(found.points0, found.points0) + torch.eye(40) * 1e6
+    assert gaps.min() >= 0.5 * 188 / math.sqrt(40) - 1e-3
+    side = prepare(features, descriptor_weight=1, lower_weight=1)
+    assert quality(side)[spread(quality(side), side.points, count=1)] == quality(side).max()
+
+
+def test_an_image_matched_with_itself_stays_in_place() -> None:
+    features = analytic(photo())
+    found = match_points(features, features, count=50)
+    assert (found.points1 - found.points0).norm(dim=-1).max() < 4
+    assert bool(found.mutual.all())
+    assert found.round_trip.max() < 4
+    assert torch.allclose(found.confidence, torch.full((50,), 2.0))
+
+
+def test_points_outside_are_named() -> None:
+    features = analytic(photo(), original=(100, 300))
+    for bad in ([300.0, 5.0], [-0.6, 5.0], [4.0, math.nan]):
+        with pytest.raises(ValueError, match=r"point 1 \(.*\) lies outside image 0, which is 300 x 100"):
+            match_points(features, features, [[5, 5], bad])
+    assert len(match_points(features, features, [])) == 0
+    assert len(match_points(features, features, np.array([[299.5, 99.5], [-0.5, -0.5]]))) == 2
+
+
+def test_pairs_that_cannot_be_compared_are_refused() -> None:
+    features = analytic(photo())
+    other = Features(features.descriptors[:4], features.uncertainty, features.lower, features.frame, 8)
+    with pytest.raises(ValueError, match="channels of descriptors; extract both with the same model"):
+        match_points(features, other)
+    with pytest.raises(ValueError, match="must not be negative, nor both 0"):
+        match_dense(features, features, descriptor_weight=0, lower_weight=0)
+    with pytest.raises(ValueError, match="count must be at least 1"):
+        match_points(features, features, count=0)
+
+
+def test_many_points_are_matched_as_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    features0, features1 = analytic(photo()), analytic(photo("chelsea"))
+    whole = match_points(features0, features1, count=30)
+    monkeypatch.setattr("surefeat.nearest._CHUNK", 12_000)
+    parts = match_points(features0, features1, count=30)
+    assert torch.allclose(whole.points1, parts.points1, atol=1e-3)
+    assert torch.allclose(whole.margin, parts.margin, atol=1e-4)
+
+
+def matches(count: int = 6) -> Matches:
+    return match_points(analytic(photo()), analytic(photo("chelsea")), count=count, voting=Voting(grid=12))
+
+
+def test_filter_keeps_what_passes_every_limit() -> None:
+    found = matches(20)
+    limits = {"min_score": 0.5, "max_round_trip": 40.0, "min_margin": 0.01, "mutual": True}
+    kept = found.filter(**limits)  # type: ignore[arg-type]
+    expected = [
+        i
+        for i in range(20)
+        if found.score[i] >= 0.5
+        and found.round_trip[i] <= 40
+        and found.margin[i] >= 0.01
+        and found.mutual[i]
+    ]
+    assert kept.index.tolist() == expected
+    assert torch.equal(kept.points1, found.points1[expected])
+    with pytest.raises(ValueError, match="no probability"):
+        found.filter(min_probability=0.5)
+
+
+def test_matches_become_json() -> None:
+    found = matches()
+    read = json.loads(found.to_json())
+    assert read == found.to_dict()
+    assert read["size0"] == [192, 192]
+    assert read["probability"] is None
+    assert read["points1"] == [pytest.approx(row) for row in found.points1.tolist()]
+
+
+def test_fitted_probability_ranks_and_is_calibrated_on_its_own_pairs(tmp_path: Path) -> None:
+    view = rendered(photo(), warps()["spline"](cell_centres(size=(176, 160), stride=1)), size=(176, 160))  # type: ignore[operator]
+    features0, features1 = analytic(view), analytic(photo())
+    found = match_points(features0, features1, count=300, voting=False)
+    truth = warps()["spline"](found.points0)  # type: ignore[operator]
+    right = (found.points1 - truth).norm(dim=-1) < 4
+    assert 0.1 < right.float().mean() < 0.95
+    fitted = fit_reliability(
+        [found], [right], voting=False, right_within=4 / 192, fitted_on="a rendered photo"
+    )
+    fitted.save(tmp_path)
+    assert Reliability.load(tmp_path) == fitted
+    again = match_points(features0, features1, count=300, voting=False, reliability=fitted)
+    assert again.probability is not None
+    assert again.probability.mean().item() == pytest.approx(right.float().mean().item(), abs=1e-3)
+    assert again.probability[right].mean() > again.probability[~right].mean() + 0.1
+    with pytest.raises(ValueError, match="fitted without voting"):
+        match_points(features0, features1, reliability=fitted)
+
+
+def test_a_damaged_reliability_file_is_refused_and_a_missing_one_is_none(tmp_path: Path) -> None:
+    assert Reliability.load(tmp_path) is None
+    for text in ("{", "[]", '{"format": "surefeat-reliability-1", "weights": [1]}', '{"a": 1}'):
+        (tmp_path / "reliability.json").write_text(text)
+        with pytest.raises(ValueError, match="fit it again"):
+            Reliability.load(tmp_path)

@@ -1,0 +1,123 @@
+"""Region matching against a direct numpy computation, and its promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefeat import regions
+from surefeat.features import Features
+from surefeat.geometry import Frame
+from surefeat.regions import match_regions
+
+
+def make(seed: int, *, finer: int = 2) -> Features:
+    generator = torch.Generator().manual_seed(seed)
+    return Features(
+        descriptors=F.normalize(torch.randn(6, 9, 12, generator=generator), dim=0),
+        uncertainty=torch.rand(9, 12, generator=generator) + 0.1,
+        lower=F.normalize(torch.rand(8, 9 * finer, 12 * finer, generator=generator), dim=0),
+        frame=Frame((150, 211), (144, 192)),
+        stride=16,
+    )
+
+
+def boxes(count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    corners = torch.rand(count, 2, 2, generator=generator) * torch.tensor([210.0, 149.0])
+    return corners.sort(dim=1).values.reshape(count, 4).round()
+
+
+def direct_scores(
+    features: tuple[Features, Features], given: tuple[Tensor, Tensor], *, confidence: bool = True,
+    normalised: bool = True, lower: bool = True,
+) -> np.ndarray:  # fmt: skip
+    """Whole region descriptors, concatenated, and one product."""
+    rows = []
+    for f, b in zip(features, given, strict=True):
+        blocks = [f.pool(b, confidence=confidence).flatten(1).double().numpy()]
+        if lower:
+            blocks.append(f.pool(b, layer="lower").flatten(1).double().numpy())
+        if normalised:
+            blocks = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in blocks]
+        row = np.concatenate(blocks, axis=1)
+        if normalised:
+            row = row / np.linalg.norm(row, axis=1, keepdims=True)
+        rows.append(row)
+    return np.maximum(rows[0] @ rows[1].T, 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"confidence": False}, {"normalised": False}, {"lower": False}, {"lower": False, "normalised": False}],
+)  # fmt: skip
+def test_scores_are_those_of_whole_region_descriptors(options: dict[str, bool]) -> None:
+    pair, given = (make(0), make(1)), (boxes(40, 2), boxes(50, 3))
+    expected = direct_scores(pair, given, **options)
+    found = match_regions(*pair, *given, **options)
+    assert np.allclose(found.score.numpy(), expected.max(1), rtol=1e-4)
+    chosen = expected[np.arange(40), found.index.numpy()]
+    assert np.allclose(chosen, expected.max(1), rtol=1e-4)
+    assert torch.equal(found.boxes0, given[0])
+    assert torch.equal(found.boxes1, given[1][found.index])
+    assert torch.equal(found.source, torch.arange(40))
+
+
+def test_small_chunks_and_large_tables_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, given = (make(0), make(1)), (boxes(40, 2), boxes(50, 3))
+    whole = match_regions(*pair, *given, mutual=True)
+    monkeypatch.setattr(regions, "_CHUNK", 350)
+    parts = match_regions(*pair, *given, mutual=True)
+    assert torch.equal(whole.index, parts.index)
+    assert torch.equal(whole.source, parts.source)
+    assert torch.allclose(whole.score, parts.score, atol=1e-5)
+
+
+def test_an_image_matched_with_itself_finds_every_box_again() -> None:
+    features, given = make(0), boxes(60, 2)
+    found = match_regions(features, features, given, given)
+    assert torch.allclose(found.score, torch.ones(60), atol=1e-5)
+    pooled = features.pool(given)
+    assert torch.equal(pooled[found.index], pooled)
+
+
+def test_a_common_factor_of_confidence_cancels_when_normalised() -> None:
+    f0, f1, b0, b1 = make(0), make(1), boxes(30, 2), boxes(30, 3)
+    unsure = Features(f1.descriptors, f1.uncertainty * 7, f1.lower, f1.frame, f1.stride)
+    found, same = match_regions(f0, f1, b0, b1), match_regions(f0, unsure, b0, b1)
+    assert torch.allclose(found.score, same.score, atol=1e-5)
+
+
+def test_mutual_matches_flip_with_the_pair() -> None:
+    f0, f1, b0, b1 = make(0), make(1), boxes(60, 2), boxes(45, 3)
+    there = match_regions(f0, f1, b0, b1, mutual=True)
+    back = match_regions(f1, f0, b1, b0, mutual=True)
+    assert 0 < len(there) < 45
+    pairs = set(zip(there.source.tolist(), there.index.tolist(), strict=True))
+    assert pairs == set(zip(back.index.tolist(), back.source.tolist(), strict=True))
+
+
+def test_min_score_leaves_out_the_rest() -> None:
+    f0, f1, b0, b1 = make(0), make(1), boxes(60, 2), boxes(45, 3)
+    every = match_regions(f0, f1, b0, b1)
+    limit = every.score.median().item()
+    kept = match_regions(f0, f1, b0, b1, min_score=limit)
+    assert torch.equal(kept.source, every.source[every.score >= limit])
+    assert 0 < len(kept) < len(every)
+
+
+def test_bad_boxes_and_pairs_are_refused_in_words() -> None:
+    f0, f1 = make(0), make(1)
+    with pytest.raises(ValueError, match="box 1 .* inverted"):
+        match_regions(f0, f1, [[0, 0, 5, 5], [9, 9, 3, 12]], boxes(3, 0))
+    with pytest.raises(ValueError, match="box 0 .* outside"):
+        match_regions(f0, f1, boxes(3, 0), [[300, 0, 310, 5]])
+    with pytest.raises(ValueError, match="boxes1 is empty"):
+        match_regions(f0, f1, boxes(3, 0), [])
+    assert len(match_regions(f0, f1, [], boxes(3, 0))) == 0
+    other = Features(f1.descriptors[:4], f1.uncertainty, f1.lower, f1.frame, f1.stride)
+    with pytest.raises(ValueError, match="6 and 4 channels .* same model"):
+        match_regions(f0, other, boxes(3, 0), boxes(3, 1))
