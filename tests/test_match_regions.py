@@ -52,8 +52,14 @@ def direct_scores(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"confidence": False}, {"normalised": False}, {"lower": False}, {"lower": False, "normalised": False}],
-)  # fmt: skip
+    [
+        {},
+        {"confidence": False},
+        {"normalised": False},
+        {"lower": False},
+        {"lower": False, "normalised": False},
+    ],
+)
 def test_scores_are_those_of_whole_region_descriptors(options: dict[str, bool]) -> None:
     pair, given = (make(0), make(1)), (boxes(40, 2), boxes(50, 3))
     expected = direct_scores(pair, given, **options)
@@ -111,13 +117,13 @@ def test_min_score_leaves_out_the_rest() -> None:
 
 def test_bad_boxes_and_pairs_are_refused_in_words() -> None:
     f0, f1 = make(0), make(1)
-    with pytest.raises(ValueError, match="box 1 .* inverted"):
+    with pytest.raises(ValueError, match=r"box 1 .* inverted"):
         match_regions(f0, f1, [[0, 0, 5, 5], [9, 9, 3, 12]], boxes(3, 0))
-    with pytest.raises(ValueError, match="box 0 .* outside"):
+    with pytest.raises(ValueError, match=r"box 0 .* outside"):
         match_regions(f0, f1, boxes(3, 0), [[300, 0, 310, 5]])
     with pytest.raises(ValueError, match="boxes1 is empty"):
         match_regions(f0, f1, boxes(3, 0), [])
     assert len(match_regions(f0, f1, [], boxes(3, 0))) == 0
     other = Features(f1.descriptors[:4], f1.uncertainty, f1.lower, f1.frame, f1.stride)
-    with pytest.raises(ValueError, match="6 and 4 channels .* same model"):
+    with pytest.raises(ValueError, match=r"6 and 4 channels .* same model"):
         match_regions(f0, other, boxes(3, 0), boxes(3, 1))

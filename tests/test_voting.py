@@ -37,11 +37,14 @@ def slow_bonus(
             return histogram.get(offset, 0.0)
         kernel = {d: math.exp(-0.5 * (d / settings.blur) ** 2) for d in range(-40, 41)}
         whole = sum(kernel.values()) ** 2
-        return sum(
-            kernel[dx] * kernel[dy] * histogram.get((offset[0] + dx, offset[1] + dy), 0.0)
-            for dx in kernel
-            for dy in kernel
-        ) / whole
+        return (
+            sum(
+                kernel[dx] * kernel[dy] * histogram.get((offset[0] + dx, offset[1] + dy), 0.0)
+                for dx in kernel
+                for dy in kernel
+            )
+            / whole
+        )
 
     offsets = [(x, y) for x in range(1 - w0, w1) for y in range(1 - h0, h1)]
     peak = max(blurred(offset) for offset in offsets)

@@ -121,7 +121,7 @@ class EvaluateSelf:
     """Print the result as JSON."""
 
     def run(self) -> None:
-        from surefeat.eval.selfcheck import check_folder
+        from surefeat.eval.folder import check_folder
 
         found = check_folder(
             self.source, model=self.model, count=self.count, seed=self.seed, device=self.device

@@ -49,7 +49,7 @@ def match_dense(
         for f in (features0, features1)
     )
     settings = Voting() if voting is True else voting
-    votes = vote(side0, side1, settings)[0] if settings else None
+    votes = vote(side0, side1, settings) if settings else None
     network = features0.frame.network
     rows, columns = size or (network[0] // PIXELS_PER_QUERY, network[1] // PIXELS_PER_QUERY)
     if min(rows, columns) < 1:

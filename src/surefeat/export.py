@@ -38,7 +38,7 @@ ABOUT = "surefeat.json"
 """Extra file of a .pt2 archive that holds what `metadata` says."""
 
 _LOG = logging.getLogger(__name__)
-# (batch, rows, columns) in cells: what a file is traced with, and others that it is checked on.
+# (batch, rows, columns) in cells: what files are traced with, and what they are checked on.
 _TRACED, _CHECKED = (2, 5, 7), ((2, 10, 14), (1, 6, 4), (3, 2, 9))
 _INSTALL = "ONNX export needs onnx and onnxscript: pip install 'surefeat[export]'"
 

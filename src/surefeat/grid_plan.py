@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 LEAF = 8
-"""Pixels in a part that is eliminated without another cut; 8 to 24 are equally fast."""
+"""Pixels in a part that is eliminated without another cut; 8, 16, 32: same time within 10 %."""
 
 
 class Plan(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 from surefeat.dense import DenseMatches, match_dense
 from surefeat.distinctive import quality, spread
 from surefeat.features import Features, stack_points
-from surefeat.nearest import Peaks, Side, check_pair, find, prepare, vote
+from surefeat.nearest import Peaks, Side, check_pair, find, prepare, vote_both_ways
 from surefeat.regions import RegionMatches, match_regions
 from surefeat.reliability import Reliability
 from surefeat.voting import Votes, Voting
@@ -125,12 +125,12 @@ def match_points(
     refine: place matches between the grid's places. mutual: keep only matches that lead back.
     """
     check_pair(features0, features1)
-    sides = [
-        prepare(f, descriptor_weight=descriptor_weight, lower_weight=lower_weight)
-        for f in (features0, features1)
-    ]
+    sides = (
+        prepare(features0, descriptor_weight=descriptor_weight, lower_weight=lower_weight),
+        prepare(features1, descriptor_weight=descriptor_weight, lower_weight=lower_weight),
+    )
     settings = Voting() if voting is True else voting
-    there, back = vote(sides[0], sides[1], settings) if settings else (None, None)
+    there, back = vote_both_ways(*sides, settings) if settings else (None, None)
     if reliability is not None and reliability.voting != (there is not None):
         used = "with" if reliability.voting else "without"
         raise ValueError(f"this reliability was fitted {used} voting; match so, or fit another")
@@ -160,7 +160,7 @@ def _match(
     refine: bool,
 ) -> Matches:
     """Match and match back; nothing is left out."""
-    peaks = find(side0, side1, points0, there, refine=refine)
+    peaks = find(side0, side1, points0, there, refine=refine, margin=True)
     returned = find(side1, side0, peaks.points, back, refine=refine)
     sigma0 = side0.features.confidence_at(points0).reciprocal()
     sigma1 = side1.features.confidence_at(peaks.points).reciprocal()

@@ -63,7 +63,7 @@ class Peaks:
     score: Tensor
     """(N,) similarity at the place, in [-1, 1]; votes not included."""
     margin: Tensor
-    """(N,) the peak's score minus the best beyond PEAK_RADIUS, votes included."""
+    """(N,) the peak's score minus the best beyond PEAK_RADIUS, votes included; NaN unless asked."""
 
 
 def prepare(features: Features, *, descriptor_weight: float, lower_weight: float) -> Side:
@@ -106,24 +106,41 @@ def even_grid(features: Features, *, size: tuple[int, int]) -> Tensor:
     return torch.cartesian_prod(ys, xs).flip(-1).reshape(-1, 2)
 
 
-def vote(side0: Side, side1: Side, settings: Voting) -> tuple[Votes, Votes]:
+def vote(side0: Side, side1: Side, settings: Voting) -> Votes:
+    """The votes of image 0 over image 1."""
+    return collect(_cell_similarity(side0, side1, settings), settings)
+
+
+def vote_both_ways(side0: Side, side1: Side, settings: Voting) -> tuple[Votes, Votes]:
     """The votes of image 0 over image 1, and of image 1 over image 0."""
+    similarity = _cell_similarity(side0, side1, settings)
+    return collect(similarity, settings), collect(similarity.permute(2, 3, 0, 1), settings)
+
+
+def _cell_similarity(side0: Side, side1: Side, settings: Voting) -> Tensor:
+    """(h0, w0, h1, w1) similarities of all voting cells."""
     grids = [voting_grid(side.features.frame.network, settings.grid) for side in (side0, side1)]
     vectors0, vectors1 = (
         side.at(even_grid(side.features, size=grid))
         for side, grid in zip((side0, side1), grids, strict=True)
     )
-    similarity = (vectors0 @ vectors1.T).reshape(*grids[0], *grids[1])
-    there = collect(similarity, settings)
-    return there, collect(similarity.permute(2, 3, 0, 1), settings)
+    return (vectors0 @ vectors1.T).reshape(*grids[0], *grids[1])
 
 
-def find(side0: Side, side1: Side, points0: Tensor, votes: Votes | None, *, refine: bool) -> Peaks:
+def find(
+    side0: Side,
+    side1: Side,
+    points0: Tensor,
+    votes: Votes | None,
+    *,
+    refine: bool,
+    margin: bool = False,
+) -> Peaks:
     """The best place of image 1 for points0 (N, 2) of image 0, original pixels."""
     widest = max(len(side1.points), votes.histograms[0, 0].numel() if votes else 0)
     step = max(1, _CHUNK // widest)
     chunks = torch.split(points0, step) if len(points0) else (points0,)
-    parts = [_find_chunk(side0, side1, part, votes, refine) for part in chunks]
+    parts = [_find_chunk(side0, side1, part, votes, refine, margin) for part in chunks]
     return join(parts)
 
 
@@ -133,7 +150,7 @@ def join(parts: list[Peaks]) -> Peaks:
 
 
 def _find_chunk(
-    side0: Side, side1: Side, points0: Tensor, votes: Votes | None, refine: bool
+    side0: Side, side1: Side, points0: Tensor, votes: Votes | None, refine: bool, margin: bool
 ) -> Peaks:
     similarity = side0.at(points0) @ side1.vectors.T
     total = similarity
@@ -150,8 +167,10 @@ def _find_chunk(
         step = places.new_tensor([width / side1.size[1], height / side1.size[0]])
         places = places + step * peak_offset(surface, index)
     score = similarity.gather(1, index[:, None])[:, 0]
-    margin = best - beyond(surface, index, side1.features.frame.network)
-    return Peaks(index, places, score, margin)
+    gap = torch.full_like(best, float("nan"))
+    if margin:
+        gap = best - beyond(surface, index, side1.features.frame.network)
+    return Peaks(index, places, score, gap)
 
 
 def beyond(surface: Tensor, index: Tensor, network: tuple[int, int]) -> Tensor:

@@ -93,16 +93,9 @@ def _size_cdf(area: float, sizes: Floats, cdf: Floats) -> float:
 
 @_compiled
 def draw_trees(
-    areas: Floats,
-    starts: Ints,
-    ends: Ints,
-    twins: Ints,
-    similarity: Floats,
-    sizes: Floats,
-    cdf: Floats,
-    count: int,
-    generator: np.random.Generator,
-) -> NDArray[np.bool_]:
+    areas: Floats, starts: Ints, ends: Ints, twins: Ints, similarity: Floats, sizes: Floats,
+    cdf: Floats, count: int, generator: np.random.Generator,
+) -> NDArray[np.bool_]:  # fmt: skip
     """Membership (count, N) of the random trees; arguments as in Graph, then alpha's knots."""
     nodes = areas.size
     members = np.zeros((count, nodes), np.bool_)

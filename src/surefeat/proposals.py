@@ -45,9 +45,9 @@ class PrimSettings:
     scale: float = 100.0
     """k of the graph segmentation (Manen et al.)."""
     smallest: int = 50
-    """Smallest superpixel, px of the shrunk image; the paper's 100 at full size is about this."""
+    """Smallest superpixel, px of the shrunk image; Manen et al. have 100 at full size."""
     draws: int = 2500
-    """Trees per colour space; 1,500 lose 2 recall at 0.5 on the same images."""
+    """Trees per colour space. 1,500 instead of 1,000 gained 2 points of recall at 0.5."""
     border: float = 0.0
     """Boxes that reach into this outer share of the image are dropped. Proposal Flow drops 0.01; on
     VOC, where the frame cuts many objects, that costs 11 points of recall at 0.5, 20 at 0.7."""

@@ -130,8 +130,8 @@ def _solve(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor) -> Tensor
 
     threads = torch.get_num_threads()
     systems = zip(*(t.numpy() for t in (mask, right, down, targets)), strict=True)
-    # Influence fades to below 1e-308 across an image, where each operation takes a hundred times
-    # as long; the flag belongs to a thread, and these threads end here.
+    # Influence fades to below 1e-308 across an image, where arithmetic is many times
+    # slower; the flag belongs to a thread, and these threads end here.
     flush = torch.set_flush_denormal
     with ThreadPoolExecutor(threads, initializer=flush, initargs=(True,)) as pool:
         if len(mask) == 1:
@@ -175,7 +175,7 @@ def _eliminate_rows(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor) 
             block -= link[:, :, None] * inverses[-1] * link[:, None, :]
             side = side + link[:, :, None] * (inverses[-1] @ sides[-1])
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(block))
-        # Numbers below 1e-308 are a hundred times as slow on a CPU; below 1e-60 they do not count.
+        # Numbers below 1e-308 are many times slower on a CPU; below 1e-60 they do not count.
         inverses.append(torch.where(inverse.abs() > 1e-60, inverse, 0.0))
         sides.append(side)
     rows = [inverses[-1] @ sides[-1]]

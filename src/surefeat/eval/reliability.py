@@ -33,6 +33,10 @@ def fit_reliability(
     if not matches:
         raise ValueError("no pairs to fit on; pass the matches of at least one")
     table = torch.cat([match_signs(found).double().cpu() for found in matches])
+    # A sign that never varies (confidence, from a model without it) differs by rounding alone,
+    # which standardising would blow up.
+    mean, deviation = table.mean(0), table.std(0, correction=0)
+    table = torch.where(deviation > 1e-5 * (1 + mean.abs()), table, mean)
     fitted = fit_probability(table, torch.cat([right.cpu() for right in correct]), ridge=ridge)
     return Reliability(
         weights=tuple(fitted.weights.tolist()),

@@ -1,0 +1,225 @@
+"""`surefeat demo`: a page on this machine to match two photos by hand; needs no network.
+
+Convention: the page shows photos at up to 960 pixels a side and works in those; what it says in
+words is in original pixels. Every tab is a function that `build_page` calls.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from surefeat.data.synthetic import CATEGORIES, draw
+from surefeat.demo_pictures import (
+    Photo,
+    alternatives,
+    confidence_maps,
+    marked,
+    prepare_photo,
+    to_pil,
+    warped,
+)
+from surefeat.dense import match_dense
+from surefeat.image import ImageError, decode, read_bytes
+from surefeat.match import Matches, match_points
+from surefeat.model import DenseFeatures, model_folder
+from surefeat.reliability import Reliability
+
+try:
+    import gradio as gr
+except ImportError as error:
+    raise ImportError("the web page needs gradio: pip install 'surefeat[demo]'") from error
+
+MAX_FILE, MAX_PIXELS = "25mb", 80_000_000
+"""Larger uploads are refused."""
+
+_KEPT = 3600  # seconds without a click after which a visitor's photos are forgotten
+_STYLE = ".gradio-container {max-width: 1240px !important} #drawn button {min-width: 76px}"
+_HEAD = "## surefeat\nDrop two photos of the same kind of object, then **click a point in A**."
+_DRAWN = "No photos at hand? A fresh pair of drawn objects:"
+_WAYS = ("A onto B", "B onto A")
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """What one visitor has on the page; never shared with another."""
+
+    photos: tuple[Photo | None, Photo | None] = (None, None)
+    targets: dict[int, Tensor] = field(default_factory=dict)
+    """Per way of warping, for every pixel of the one photo its place in the other (h, w, 2)."""
+    drawn: int = 0
+    """Pairs of drawn objects so far: each button press gives new ones."""
+
+    @property
+    def pair(self) -> tuple[Photo, Photo]:
+        first, second = self.photos
+        if first is None or second is None:
+            raise gr.Error("drop a photo into both A and B first", print_exception=False)
+        return first, second
+
+
+def build_page(model: DenseFeatures, *, reliability: Reliability | None = None) -> gr.Blocks:
+    """The page; `launch` serves it. reliability: also say how probably a match is right."""
+    page: gr.Blocks
+    with gr.Blocks(title="surefeat", analytics_enabled=False) as page:
+        gr.Markdown(_HEAD)
+        with gr.Tab("Match"):
+            _match_tab(model, reliability)
+    return page
+
+
+def launch(
+    source: str | Path | None = None,
+    *,
+    port: int = 7860,
+    device: str | None = None,
+    open_browser: bool = False,
+    block: bool = True,
+) -> gr.Blocks:
+    """Serve the page on 127.0.0.1 only, with a model folder or the model that ships.
+
+    block: stay until interrupted; otherwise the caller closes the page that is returned.
+    """
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    model = DenseFeatures.from_pretrained(source, device=device)
+    page = build_page(model, reliability=Reliability.load(model_folder(source)))
+    # Fonts of the machine: gradio's own themes would ask for others.
+    theme = gr.themes.Soft(
+        primary_hue="blue",
+        font=("system-ui", "sans-serif"),
+        font_mono=("ui-monospace", "monospace"),
+    )
+    try:
+        page.queue(max_size=32).launch(
+            server_name="127.0.0.1", server_port=port, share=False, inbrowser=open_browser,
+            max_file_size=MAX_FILE, theme=theme, css=_STYLE, footer_links=[], ssr_mode=False,
+            enable_monitoring=False, mcp_server=False, pwa=False, quiet=True, show_error=True,
+            prevent_thread_lock=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise OSError(f"port {port} cannot be used ({error}); pass another port") from error
+    if block:
+        print(f"surefeat demo at {page.local_url} (Ctrl-C ends it)")
+        page.block_thread()
+    return page
+
+
+def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
+    session = gr.State(Session(), time_to_live=_KEPT)
+    with gr.Row(elem_id="drawn", equal_height=True):
+        gr.Markdown(_DRAWN)
+        buttons = [gr.Button(kind.name, size="sm") for kind in CATEGORIES]
+    with gr.Row():
+        images = [
+            gr.Image(
+                label=name, sources=["upload", "clipboard"], type="filepath", image_mode=None,
+                height=440, buttons=["fullscreen"], format="png", elem_id=f"photo{i}",
+            )
+            for i, name in enumerate(("A: click a point", "B: its match and the next best places"))
+        ]  # fmt: skip
+    said = gr.Markdown(elem_id="said")
+    with gr.Row():
+        options: dict[str, Any] = {"height": 300, "interactive": False, "buttons": ["fullscreen"]}
+        maps = [gr.Image(label=f"Confidence in {name}", **options) for name in "AB"]
+        with gr.Column():
+            warp = gr.Image(label="Dense warp", elem_id="warped", **options)
+            with gr.Row():
+                way = gr.Radio(list(_WAYS), value=_WAYS[0], show_label=False, type="index")
+                amount = gr.Slider(0, 1, 0, step=0.05, label="How far", elem_id="amount")
+    shown = [session, *images, *maps, said, warp, amount]
+    quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
+    for side, image in enumerate(images):
+        # Unprocessed, so that our own reader and its messages meet the file first.
+        read = partial(_on_photo, model, side)
+        image.upload(read, [image, session], shown, preprocess=False, **quiet)
+        image.clear(partial(_on_clear, side), session, shown, **quiet)
+    for category, button in enumerate(buttons):
+        button.click(partial(_on_drawn, model, category), session, shown, **quiet)
+
+    def on_click(session: Session, event: gr.SelectData) -> tuple[Image.Image, Image.Image, str]:
+        return _on_click(session, event.index, reliability)
+
+    images[0].select(on_click, session, [*images, said], **quiet)
+    for control in (way, amount):
+        change = control.release if control is amount else control.input
+        change(_on_warp, [session, way, amount], [session, warp], **quiet)
+
+
+def _on_photo(model: DenseFeatures, side: int, file: dict[str, Any], session: Session) -> list[Any]:
+    name = Path(file.get("orig_name") or "the photo").name
+    try:
+        pixels = decode(read_bytes(file["path"], name=name), name=name, max_pixels=MAX_PIXELS)
+    except ImageError as error:
+        # gradio shows messages as HTML, and a file may be called anything.
+        raise gr.Error(html.escape(str(error)), print_exception=False) from error
+    return _with_photo(session, side, prepare_photo(model, pixels))
+
+
+def _on_clear(side: int, session: Session) -> list[Any]:
+    return _with_photo(session, side, None)
+
+
+def _on_drawn(model: DenseFeatures, category: int, session: Session) -> list[Any]:
+    seeds = [[session.drawn, category, side] for side in (0, 1)]
+    drawn = [draw(category, size=448, generator=np.random.default_rng(seed)) for seed in seeds]
+    first, second = (prepare_photo(model, each.image) for each in drawn)
+    session = replace(session, photos=(first, None), drawn=session.drawn + 1)
+    return _with_photo(session, 1, second)
+
+
+def _with_photo(session: Session, side: int, photo: Photo | None) -> list[Any]:
+    """Everything the page shows after a photo has changed."""
+    first, second = session.photos
+    photos = (photo, second) if side == 0 else (first, photo)
+    pictures = [to_pil(each.pixels) if each else None for each in photos]
+    maps = confidence_maps(photos)
+    return [replace(session, photos=photos, targets={}), *pictures, *maps, "", None, 0]
+
+
+def _on_click(
+    session: Session, click: list[int], reliability: Reliability | None
+) -> tuple[Image.Image, Image.Image, str]:
+    first, second = session.pair
+    height, width = first.frame.network
+    point = torch.tensor([[min(click[0], width - 1), min(click[1], height - 1)]]).float()
+    match = match_points(first.features, second.features, point, reliability=reliability)
+    others, scores = alternatives(first.features, second.features, match)
+    places = torch.cat([match.points1, others])
+    said = _say(first, second, match, torch.cat([match.score, scores]), places)
+    return marked(first, point), marked(second, places), said
+
+
+def _say(first: Photo, second: Photo, match: Matches, scores: Tensor, places: Tensor) -> str:
+    """The match and its alternatives in words, original pixels."""
+    x0, y0 = first.frame.to_original(match.points0)[0].tolist()
+    trip = 100 * match.round_trip.item() / max(match.size0)
+    sure = "" if match.probability is None else f"right with **{match.probability.item():.0%}**, "
+    lead = (
+        f"**A ({x0:.0f}, {y0:.0f})**: {sure}confidence {match.confidence.item():.2f}; "
+        f"matched back it lands {trip:.1f} % of A's longer side away."
+    )
+    rows = [
+        f"| {rank} | {x:.0f}, {y:.0f} | {score:.2f} |"
+        for rank, ((x, y), score) in enumerate(
+            zip(second.frame.to_original(places).tolist(), scores.tolist(), strict=True), start=1
+        )
+    ]
+    return "\n".join([lead, "", "| | place in B (x, y) | similarity |", "|-|-|-|", *rows])
+
+
+def _on_warp(session: Session, way: int, amount: float) -> tuple[Session, Image.Image]:
+    """One photo, moved by a share of the way from its own shape to the other's."""
+    source, target = session.pair if way == 0 else session.pair[::-1]
+    if way not in session.targets:
+        found = match_dense(target.features, source.features).points1
+        session = replace(session, targets={**session.targets, way: found})
+    return session, warped(source, target, session.targets[way], amount)
