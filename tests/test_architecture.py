@@ -32,11 +32,14 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("data.*",),
     ("runs", "monitor", "optimiser", "train", "pretrain", "extract", "eval.*", "baselines.*"),
     ("viz", "viz_style", "viz_curves", "viz_matches", "page", "match_page", "report", "export"),
-    ("demo", "cli"),
+    ("demo_pictures", "demo", "cli"),
     ("__main__",),
 )  # fmt: skip
 
-PUBLIC = ["DenseFeatures", "Features", "load_image", "pretrain", "viz"]
+PUBLIC = [
+    "DenseFeatures", "Features", "Matches", "export", "load_image", "match_dense", "match_points",
+    "match_regions", "pretrain", "viz",
+]  # fmt: skip
 
 
 def modules() -> dict[str, Path]:

@@ -23,7 +23,7 @@ from surefeat.geometry import Frame, apply_affine, cell_centres, fit_thin_plate,
 from surefeat.image import resize
 from surefeat.match import Matches, Voting, match_dense, match_points
 from surefeat.model import DenseFeatures
-from surefeat.nearest import even_grid, find, prepare
+from surefeat.nearest import even_grid, find, peak_offset, prepare
 from surefeat.reliability import Reliability
 
 STRIDE = 8
@@ -133,6 +133,21 @@ def test_refinement_lands_closer_than_the_bare_place() -> None:
     assert torch.cat(fine).median() < 16 / 5
 
 
+def test_a_refined_peak_is_the_weighted_mean_around_it_cut_evenly_at_the_border() -> None:
+    surface = torch.rand(3, 6, 7, generator=torch.Generator().manual_seed(0)) * 0.1
+    places = [(3, 2), (1, 3), (6, 5)]  # inside; one column from the border; the corner
+    index = torch.tensor([y * 7 + x for x, y in places])
+    found = peak_offset(surface, index)
+    for row, (x, y) in enumerate(places):
+        across, down = min(2, x, 6 - x), min(2, y, 5 - y)
+        total, mean_x, mean_y = 0.0, 0.0, 0.0
+        for dy in range(-down, down + 1):
+            for dx in range(-across, across + 1):
+                weight = math.exp(surface[row, y + dy, x + dx].item() / 0.05)
+                total, mean_x, mean_y = total + weight, mean_x + weight * dx, mean_y + weight * dy
+        assert found[row].tolist() == pytest.approx([mean_x / total, mean_y / total], abs=1e-5)
+
+
 def test_score_is_the_weighted_sum_of_both_layers() -> None:
     features0, features1 = analytic(photo()), analytic(photo("chelsea"))
     points = [[30.0, 40.5], [100, 20]]
@@ -145,9 +160,9 @@ def test_score_is_the_weighted_sum_of_both_layers() -> None:
 
 
 def test_margin_is_the_peak_minus_the_best_far_away() -> None:
-    features0, features1 = analytic(photo()), analytic(photo("chelsea"))
+    features0, features1 = warped_pair("affine")
     side0, side1 = (prepare(f, descriptor_weight=1, lower_weight=1) for f in (features0, features1))
-    points = torch.tensor([[30.0, 40.5], [100, 20], [180, 180]])
+    points = torch.tensor([[30.0, 40.5], [100, 20], [120, 150]])
     peaks = find(side0, side1, points, None, refine=False, margin=True)
     for row, point in enumerate(points):
         scores = (side1.vectors @ side0.at(point[None])[0]).tolist()

@@ -1,7 +1,7 @@
 """`surefeat demo`: a page on this machine to match two photos by hand; needs no network.
 
-Convention: the page shows photos at up to 960 pixels a side and works in those; what it says in
-words is in original pixels. Every tab is a function that `build_page` calls.
+Convention: the page shows photos with a longest side of 800 pixels and works in those; what it
+says in words is in original pixels. Every tab is a function that `build_page` calls.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch import Tensor
 
 from surefeat.data.synthetic import CATEGORIES, draw
 from surefeat.demo_pictures import (
+    Candidates,
     Photo,
-    alternatives,
+    candidates,
     confidence_maps,
     marked,
     prepare_photo,
@@ -43,9 +44,14 @@ MAX_FILE, MAX_PIXELS = "25mb", 80_000_000
 """Larger uploads are refused."""
 
 _KEPT = 3600  # seconds without a click after which a visitor's photos are forgotten
-_STYLE = ".gradio-container {max-width: 1240px !important} #drawn button {min-width: 76px}"
-_HEAD = "## surefeat\nDrop two photos of the same kind of object, then **click a point in A**."
-_DRAWN = "No photos at hand? A fresh pair of drawn objects:"
+_STYLE = (
+    ".gradio-container {max-width: 1240px !important; margin: 0 auto !important}"
+    "#drawn button {min-width: 76px} #said table {width: auto}"
+    "#said :is(td, th) {border-color: var(--border-color-primary) !important; padding: 4px 12px}"
+)
+_HEAD = "## surefeat\nDrop two photos of the same kind of object, then click a point in the first."
+_DRAWN = "No photos at hand? Take a fresh pair of drawn objects:"
+_CAPTIONS = ("**A** · click a point", "**B** · its match (1) and the next best places")
 _WAYS = ("A onto B", "B onto A")
 
 
@@ -115,26 +121,30 @@ def launch(
 
 def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
     session = gr.State(Session(), time_to_live=_KEPT)
-    with gr.Row(elem_id="drawn", equal_height=True):
-        gr.Markdown(_DRAWN)
+    gr.Markdown(_DRAWN)
+    with gr.Row(elem_id="drawn"):
         buttons = [gr.Button(kind.name, size="sm") for kind in CATEGORIES]
+    look: dict[str, Any] = {"show_label": False, "buttons": ["fullscreen"], "format": "png"}
+    images, maps = [], []
     with gr.Row():
-        images = [
-            gr.Image(
-                label=name, sources=["upload", "clipboard"], type="filepath", image_mode=None,
-                height=440, buttons=["fullscreen"], format="png", elem_id=f"photo{i}",
-            )
-            for i, name in enumerate(("A: click a point", "B: its match and the next best places"))
-        ]  # fmt: skip
+        for i, caption in enumerate(_CAPTIONS):
+            with gr.Column():
+                gr.Markdown(caption)
+                box = gr.Image(
+                    sources=["upload", "clipboard"], height=440, elem_id=f"photo{i}", **look
+                )
+                images.append(box)
     said = gr.Markdown(elem_id="said")
     with gr.Row():
-        options: dict[str, Any] = {"height": 300, "interactive": False, "buttons": ["fullscreen"]}
-        maps = [gr.Image(label=f"Confidence in {name}", **options) for name in "AB"]
+        for name in "AB":
+            with gr.Column():
+                gr.Markdown(f"**Confidence in {name}**: trust the bright places")
+                maps.append(gr.Image(interactive=False, height=300, **look))
         with gr.Column():
-            warp = gr.Image(label="Dense warp", elem_id="warped", **options)
-            with gr.Row():
-                way = gr.Radio(list(_WAYS), value=_WAYS[0], show_label=False, type="index")
-                amount = gr.Slider(0, 1, 0, step=0.05, label="How far", elem_id="amount")
+            gr.Markdown("**Dense warp**: one photo takes the other's shape")
+            warp = gr.Image(interactive=False, height=300, elem_id="warped", **look)
+            way = gr.Radio(list(_WAYS), value=_WAYS[0], container=False, type="index")
+            amount = gr.Slider(0, 1, 0, step=0.05, label="how far", elem_id="amount")
     shown = [session, *images, *maps, said, warp, amount]
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
     for side, image in enumerate(images):
@@ -150,8 +160,8 @@ def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
 
     images[0].select(on_click, session, [*images, said], **quiet)
     for control in (way, amount):
-        change = control.release if control is amount else control.input
-        change(_on_warp, [session, way, amount], [session, warp], **quiet)
+        inputs, outputs = [session, way, amount], [session, warp]
+        control.input(_on_warp, inputs, outputs, trigger_mode="always_last", **quiet)
 
 
 def _on_photo(model: DenseFeatures, side: int, file: dict[str, Any], session: Session) -> list[Any]:
@@ -192,28 +202,29 @@ def _on_click(
     height, width = first.frame.network
     point = torch.tensor([[min(click[0], width - 1), min(click[1], height - 1)]]).float()
     match = match_points(first.features, second.features, point, reliability=reliability)
-    others, scores = alternatives(first.features, second.features, match)
-    places = torch.cat([match.points1, others])
-    said = _say(first, second, match, torch.cat([match.score, scores]), places)
-    return marked(first, point), marked(second, places), said
+    found = candidates(match, first.features, second.features)
+    said = _say(first, second, match, found)
+    return marked(first, point), marked(second, found.points), said
 
 
-def _say(first: Photo, second: Photo, match: Matches, scores: Tensor, places: Tensor) -> str:
+def _say(first: Photo, second: Photo, match: Matches, found: Candidates) -> str:
     """The match and its alternatives in words, original pixels."""
     x0, y0 = first.frame.to_original(match.points0)[0].tolist()
     trip = 100 * match.round_trip.item() / max(match.size0)
     sure = "" if match.probability is None else f"right with **{match.probability.item():.0%}**, "
+    places = second.frame.to_original(found.points).tolist()
+    rows = {
+        f"A ({x0:.0f}, {y0:.0f}) to": [f"B ({x:.0f}, {y:.0f})" for x, y in places],
+        "similarity": [f"{value:.2f}" for value in found.similarity.tolist()],
+        "with its neighbours' votes": [f"{value:.2f}" for value in found.score.tolist()],
+    }
+    ranks = ["", *map(str, range(1, len(places) + 1))]
+    table = [ranks, ["-"] * len(ranks), *([name, *row] for name, row in rows.items())]
     lead = (
-        f"**A ({x0:.0f}, {y0:.0f})**: {sure}confidence {match.confidence.item():.2f}; "
-        f"matched back it lands {trip:.1f} % of A's longer side away."
+        f"The match: {sure}confidence {match.confidence.item():.2f}, matched back it lands "
+        f"{trip:.1f} % of A's longer side away.\n"
     )
-    rows = [
-        f"| {rank} | {x:.0f}, {y:.0f} | {score:.2f} |"
-        for rank, ((x, y), score) in enumerate(
-            zip(second.frame.to_original(places).tolist(), scores.tolist(), strict=True), start=1
-        )
-    ]
-    return "\n".join([lead, "", "| | place in B (x, y) | similarity |", "|-|-|-|", *rows])
+    return "\n".join([lead, *(f"| {' | '.join(row)} |" for row in table)])
 
 
 def _on_warp(session: Session, way: int, amount: float) -> tuple[Session, Image.Image]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     raise ImportError("the web page needs matplotlib: pip install 'surefeat[demo]'") from error
 
-SHOWN = 960
+SHOWN = 800
 """Longest side of a photo on the page, pixels."""
 ALTERNATIVES = 3
 """Next best places shown beside a match."""
@@ -37,24 +37,38 @@ class Photo:
     pixels: Tensor
     """(3, h, w) uint8."""
     features: Features
-    """Of `pixels`, computed once."""
+    """Computed once; their original pixels are those of `pixels`."""
     frame: Frame
     """From the photo's own pixels (original) to those shown (network)."""
 
 
 def prepare_photo(model: DenseFeatures, pixels: Tensor) -> Photo:
-    """A photo (3, H, W) uint8, shrunk for the page, with its features."""
+    """A photo (3, H, W) uint8 at the page's size, with its features."""
     original = (pixels.shape[1], pixels.shape[2])
-    scale = min(1.0, SHOWN / max(original))
+    scale = SHOWN / max(original)
     frame = Frame(
         original, (max(1, round(original[0] * scale)), max(1, round(original[1] * scale)))
     )
-    small = resize(pixels, size=frame.network)
-    return Photo(small, model.extract(small)[0].to("cpu"), frame)
+    features = model.extract(pixels)[0].to("cpu")
+    # Seen in full and asked about in the pixels of the page.
+    features = replace(features, frame=Frame(frame.network, features.frame.network))
+    return Photo(resize(pixels, size=frame.network), features, frame)
 
 
-def alternatives(features0: Features, features1: Features, match: Matches) -> tuple[Tensor, Tensor]:
-    """The next best places (K, 2) for one matched point and their similarity (K,).
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The best places for one point, best first."""
+
+    points: Tensor
+    """(K, 2) pixels of photo 1."""
+    similarity: Tensor
+    """(K,) in [-1, 1]."""
+    score: Tensor
+    """(K,) the same with the neighbours' votes, by which places are ranked."""
+
+
+def candidates(match: Matches, features0: Features, features1: Features) -> Candidates:
+    """One match of match_points, and the next best places for its point.
 
     Peaks of what match_points maximises, each farther than PEAK_RADIUS from those before it.
     """
@@ -66,17 +80,16 @@ def alternatives(features0: Features, features1: Features, match: Matches) -> tu
     cells0 = side0.cells(match.points0, (h0, w0))
     cells1 = side1.cells(side1.points, (high - h0 + 1, wide - w0 + 1))
     similarity = (side0.at(match.points0) @ side1.vectors.T)[0]
-    total = similarity + votes.bonus(cells0, cells1)[0]
+    score = similarity + votes.bonus(cells0, cells1)[0]
     radius = PEAK_RADIUS * max(features1.frame.original)
-    found: list[int] = []
-    last = match.points1[0]
-    for _ in range(ALTERNATIVES):
-        total = total.masked_fill((side1.points - last).norm(dim=-1) <= radius, float("-inf"))
-        if bool(total.isinf().all()):
+    free, index = score.clone(), [int(score.argmax())]
+    while len(index) <= ALTERNATIVES:
+        free[(side1.points - side1.points[index[-1]]).norm(dim=-1) <= radius] = float("-inf")
+        if bool(free.isinf().all()):
             break
-        found.append(int(total.argmax()))
-        last = side1.points[found[-1]]
-    return side1.points[found], similarity[found]
+        index.append(int(free.argmax()))
+    points = torch.cat([match.points1, side1.points[index[1:]]])
+    return Candidates(points, similarity[index], score[index])
 
 
 def warped(source: Photo, target: Photo, places: Tensor, amount: float) -> Image.Image:

@@ -18,7 +18,7 @@ from surefeat.config import Config, DataConfig, preset
 from surefeat.data.batches import Memory, Part, StreamedBatches, choose_memory
 from surefeat.data.canvas import Canvas, Skipped
 from surefeat.data.pictures import Pictures, load_pictures
-from surefeat.data.sources import find_images
+from surefeat.data.sources import Item, find_images
 from surefeat.eval.selfcheck import SelfCheck, self_check
 from surefeat.model import DenseFeatures, best_device
 from surefeat.monitor import Progress, Reporter
@@ -64,24 +64,15 @@ def pretrain(
     Under torchrun the batch is shared by all processes.
     """
     part, device = join_processes(device)
-    quiet, say = quiet or part.rank > 0, _LOG.info if part.rank == 0 else _LOG.debug
+    quiet = quiet or part.rank > 0
     items = find_images(source, crop=crop, **find)
     run = _open_run(Path(out), config or preset("ours"), steps=steps, resume=resume, part=part)
     config = run.config()
-    memory, where = _place(len(items), config.data, device=device, part=part)
-    say(where)
-    pictures = load_pictures(
-        items, config.data, memory=memory, seed=config.train.seed, device=device,
-        overfit=overfit, quiet=quiet,
-    )  # fmt: skip
+    pictures = _read(run, items, config, device=device, overfit=overfit, quiet=quiet, part=part)
     model = _create(run, config, init=init, part=part).to(device)
-    if part.rank == 0:
-        _remember(run, pictures)
-    if pictures.skipped:
-        say("%d files skipped, listed in %s", len(pictures.skipped), run.folder / "skipped.txt")
     check = _checker(pictures.held_out, config)
-    watch = tensorboard and part.rank == 0
-    with Reporter(run, config.train, quiet=quiet, tensorboard=watch) as report:
+    shown = tensorboard and part.rank == 0
+    with Reporter(run, config.train, quiet=quiet, tensorboard=shown) as report:
         progress = train(
             model, pictures.batches, run, config, part=part, report=report, overfit=bool(overfit),
             check=check and (lambda current: check(current).to_dict()),
@@ -118,6 +109,31 @@ def _open_run(out: Path, config: Config, *, steps: int | None, resume: bool, par
     if part.world > 1:
         dist.barrier()
     return Run.open(out)
+
+
+def _read(
+    run: Run,
+    items: Sequence[Item],
+    config: Config,
+    *,
+    device: torch.device,
+    overfit: int,
+    quiet: bool,
+    part: Part,
+) -> Pictures:
+    """Decode the images, and say and write down what became of them."""
+    say = _LOG.info if part.rank == 0 else _LOG.debug
+    memory, where = _place(len(items), config.data, device=device, part=part)
+    say(where)
+    pictures = load_pictures(
+        items, config.data, memory=memory, seed=config.train.seed, device=device,
+        overfit=overfit, quiet=quiet,
+    )  # fmt: skip
+    if part.rank == 0:
+        _remember(run, pictures)
+    if pictures.skipped:
+        say("%d files skipped, listed in %s", len(pictures.skipped), run.folder / "skipped.txt")
+    return pictures
 
 
 def _place(
