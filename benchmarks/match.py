@@ -63,10 +63,10 @@ def numpy_pool(maps: Array, boxes: Array, original: tuple[int, int]) -> Array:
             (y1, y2, original[0], maps.shape[1]),
             (x1, x2, original[1], maps.shape[2]),
         ):
-            start = int(np.floor(first / pixels * cells + 0.5))
-            end = int(np.floor((last + 1) / pixels * cells + 0.5))
+            start = int(np.floor(first * cells / pixels + 0.5))
+            end = int(np.floor((last + 1) * cells / pixels + 0.5))
             if end <= start:
-                start = int((first + last + 1) / 2 / pixels * cells)
+                start = int((first + last + 1) * cells / (2 * pixels))
                 end = start + 1
             edges = np.arange(8) * (end - start)
             spans.append((start + edges[:-1] // 7, start - (-edges[1:] // 7)))

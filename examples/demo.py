@@ -68,9 +68,11 @@ def main() -> None:
 
 
 def show(before: PartCheck, after: PartCheck) -> None:
-    print(f"parts found on other instances (PCK@0.1): {before.accuracy:.1%} -> {after.accuracy:.1%}")
     print(
-        f"object against background (AUROC): confidence {after.object_auroc:.2f}; without learning, "
+        f"parts found on other instances (PCK@0.1): {before.accuracy:.0%} -> {after.accuracy:.0%}"
+    )
+    print(
+        f"object against background (AUROC): confidence {after.object_auroc:.2f}; without learning: "
         f"edge energy {after.edge_auroc:.2f}, closeness to the centre {after.centre_auroc:.2f}"
     )
 
@@ -102,10 +104,12 @@ def pictures(model: DenseFeatures, fresh: list[Instance]) -> Section:
         pairs.append((first, second, found, points1))
     figures = tuple(
         viz.match_lines(
-            first.image, second.image, found,
+            first.image,
+            second.image,
+            found,
             right=(found.points1 - truth).norm(dim=1) < 0.1 * 112,
             label=f"{CATEGORIES[first.category].name}: parts of one instance found on another",
-        )  # fmt: skip
+        )
         for first, second, found, truth in pairs
     )
     text = "Lines are green where the match is right, red where it is wrong."

@@ -115,7 +115,7 @@ def test_timm_trunk_gives_maps_of_the_promised_stride() -> None:
 
 @pytest.mark.parametrize("name", ["resnet5", "timm:no_such_net_at_all"])
 def test_unknown_trunks_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ValueError, match="choose|perhaps"):
+    with pytest.raises(ValueError, match=r"choose|perhaps"):
         build_trunk(name)
 
 
@@ -169,7 +169,8 @@ def test_only_the_chosen_layers_learn() -> None:
     assert all(p.requires_grad for p in model.parameters())
     assert not any(m.training for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     model.set_trained("head")
-    assert {n for n, p in model.named_parameters() if p.requires_grad} == {"head.weight", "head.bias"}
+    learning = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert learning == {"head.weight", "head.bias"}
 
 
 def test_sigma_starts_near_one_and_descriptors_are_unit() -> None:

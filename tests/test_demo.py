@@ -136,7 +136,7 @@ def test_a_click_in_a_shows_its_match_in_b_and_nothing_leaves_the_machine(
     plain = visitor.picture("photo1")
     said = visitor.click()
     clicked = said_places("A", said)[0]
-    assert clicked == pytest.approx([CLICK[0] * SIZES[0][0], CLICK[1] * SIZES[0][1]], abs=1.5)
+    assert clicked == pytest.approx([CLICK[0] * SIZES[0][0], CLICK[1] * SIZES[0][1]], abs=2.5)
     match = match_points(*small_model().extract(list(photos)), [clicked])
     matched = said_places("B", said)[0]
     assert matched == pytest.approx(match.points1[0].tolist(), abs=4)
@@ -168,7 +168,8 @@ def test_visitors_do_not_see_each_other(page: Any, browser: Any, photos: list[Pa
     # Each click is answered in the pixels of the visitor's own photo; drawn ones have 448.
     for visitor, (width, height) in ((second, (448, 448)), (first, SIZES[0])):
         place = [CLICK[0] * width, CLICK[1] * height]
-        assert said_places("A", visitor.click())[0] == pytest.approx(place, abs=1.5)
+        # The browser counts whole screen pixels, which are up to 1.2 of the photo's.
+        assert said_places("A", visitor.click())[0] == pytest.approx(place, abs=2.5)
 
 
 def test_a_damaged_photo_gets_one_line_that_names_it(
@@ -178,7 +179,8 @@ def test_a_damaged_photo_gets_one_line_that_names_it(
     damaged.write_text("this is no picture")
     visitor = Visitor(browser, page.local_url)
     visitor.upload(0, damaged)
-    visitor.tab.wait_for_selector("text=is text, not an image; convert it to JPEG")
+    visitor.tab.wait_for_selector("text=<b>holiday.jpg: is text, not an image; convert it to JPEG")
+    visitor.tab.wait_for_selector("#photo0 img", state="detached")
 
 
 def test_the_page_listens_on_this_machine_only_and_limits_uploads(page: Any) -> None:

@@ -104,6 +104,15 @@ def test_no_bin_is_empty_and_all_lie_in_the_map(corners: list[float], size: int)
     assert all(bool((pooled[0, c].flatten()[:, None] == values[c]).any(1).all()) for c in range(5))
 
 
+def test_edges_on_cell_boundaries_are_exact_in_any_original_size() -> None:
+    """Cells of 25 pixels: boxes of whole cells, and one pixel pair around an edge, which is a tie
+    that goes to the later cell."""
+    features = make(original=(150, 200))
+    pooled = features.pool([[25, 50, 49, 74], [99, 50, 100, 74], [100, 50, 100, 74]], size=1)
+    values = features.descriptors[:, 2, [1, 4, 4]].T
+    assert torch.equal(pooled[:, :, 0, 0], values)
+
+
 def test_a_box_may_stick_out_and_is_cut() -> None:
     features = make()
     assert torch.equal(features.pool([[-9, -9, 400, 30]]), features.pool([[0, 0, 99, 30]]))

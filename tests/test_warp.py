@@ -70,9 +70,7 @@ def test_pair_map_is_second_after_inverse_of_first() -> None:
     maps = view_maps(sizes, draws, WarpConfig())
     ghat, ghat_prime = invert(maps[:, 0]), invert(maps[:, 1])
     views = two_views(torch.zeros(5, 3, 100, 80), sizes, draws, WarpConfig(), NO_COLOUR)
-    torch.testing.assert_close(
-        views.warp, compose(ghat_prime, invert(ghat)), atol=1e-3, rtol=1e-4
-    )
+    torch.testing.assert_close(views.warp, compose(ghat_prime, invert(ghat)), atol=1e-3, rtol=1e-4)
 
 
 def test_rendering_outside_equals_symmetric_mirror_padding() -> None:
@@ -144,7 +142,9 @@ def test_part_of_the_draws_gives_part_of_the_views() -> None:
     sizes = torch.full((6, 2), 40)
     whole = two_views(images, sizes, draws, WarpConfig(size=32), ColourConfig())
     rows = slice(2, 4)
-    part = two_views(images[rows], sizes[rows], draws.part(rows), WarpConfig(size=32), ColourConfig())
+    part = two_views(
+        images[rows], sizes[rows], draws.part(rows), WarpConfig(size=32), ColourConfig()
+    )
     torch.testing.assert_close(part.view1, whole.view1[rows])
 
 

@@ -33,14 +33,15 @@ def conv_bn(
         if not learns and relu and _fuses(x):
             return _fused(x, conv, bn, skip)
         weight, bias = fold(conv, bn)
-        y = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation)  # type: ignore[arg-type]
+        y = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation)
     y = y if skip is None else y + skip
     return F.relu(y) if relu else y
 
 
 def fold(conv: nn.Conv2d, bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Filters and bias of one convolution equal to conv followed by the frozen norm."""
-    assert bn.running_var is not None and bn.running_mean is not None
+    assert bn.running_var is not None
+    assert bn.running_mean is not None
     scale = bn.weight * torch.rsqrt(bn.running_var + bn.eps)
     return conv.weight * scale[:, None, None, None], bn.bias - bn.running_mean * scale
 
@@ -64,7 +65,7 @@ def _fused(x: Tensor, conv: nn.Conv2d, bn: nn.BatchNorm2d, skip: Tensor | None) 
         cached = conv.__dict__["_folded"] = (version, weight, bias.to(dtype))
     _, weight, bias = cached
     x = x.to(dtype, memory_format=torch.channels_last)
-    where = (conv.stride, conv.padding, conv.dilation, 1)
+    where: Any = (conv.stride, conv.padding, conv.dilation, 1)
     if skip is None:
         return torch.cudnn_convolution_relu(x, weight, bias, *where)
     return torch.cudnn_convolution_add_relu(x, weight, skip.to(dtype), 1.0, bias, *where)
@@ -119,7 +120,7 @@ class ResNet50(nn.Module):
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         inputs, self.taps = 64, {}
-        for stage, (blocks, width) in enumerate(zip((3, 4, 6, 3), (64, 128, 256, 512), strict=True)):
+        for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
             layer = nn.ModuleList()
             for index in range(blocks):
                 dilate = dilated and stage == 3
@@ -184,14 +185,14 @@ class Vgg16(nn.Module):
         found: dict[str, Tensor] = {}
         for index, layer in enumerate(self.features):
             x = layer(x)
-            name = self._at.get(index)
+            name = self._at.get(index, "")
             if name in taps:
                 found[name] = x
         return found
 
 
 class Small(nn.Module):
-    """A 0.4 M parameter trunk of stride 8 for CPU, tests and the demo, trained from random weights."""
+    """A trunk of 0.3 M parameters and stride 8, for CPU, tests and the demo."""
 
     mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
     last, stride = "conv6", 8
@@ -233,10 +234,10 @@ class Timm(nn.Module):
         try:
             import timm
         except ImportError as error:
-            raise ImportError("trunk 'timm:...' needs timm: pip install 'surefeat[timm]'") from error
+            raise ImportError("trunk timm:NAME needs timm: pip install 'surefeat[timm]'") from error
         if not timm.is_model(name):
-            near = ", ".join(timm.list_models(f"*{name.split('.')[0][:6]}*")[:5]) or "timm.list_models()"
-            raise ValueError(f"timm has no model {name!r}; perhaps one of: {near}")
+            near = ", ".join(timm.list_models(f"*{name.split('.')[0][:6]}*")[:5])
+            raise ValueError(f"timm has no model {name!r}; perhaps {near or 'timm.list_models()'}")
         try:
             self.net: Any = timm.create_model(
                 name, pretrained=pretrained, features_only=True, output_stride=16
@@ -246,7 +247,7 @@ class Timm(nn.Module):
         info = self.net.feature_info
         self.taps = {f"stage{n}": width for n, width in enumerate(info.channels())}
         self.last, self.stride = list(self.taps)[-1], int(info.reduction()[-1])
-        data = timm.data.resolve_model_data_config(self.net)
+        data: Any = timm.data.resolve_model_data_config(self.net)  # type: ignore[attr-defined, no-untyped-call]
         self.mean, self.std = tuple(data["mean"]), tuple(data["std"])
 
     @property

@@ -327,9 +327,7 @@ def _commands(argv: list[str]) -> Any:
     for flag, value in zip(argv, [*argv[1:], ""], strict=True):
         if flag == "--preset" and value in get_args(Preset):
             name = value
-    start: Any = Pretrain(
-        source=tyro.MISSING, out=tyro.MISSING, preset=name, config=preset(name)
-    )
+    start: Any = Pretrain(source=tyro.MISSING, out=tyro.MISSING, preset=name, config=preset(name))
     return (
         Annotated[Pretrain, subcommand("pretrain", default=start)]
         | Annotated[Extract, subcommand("extract")]

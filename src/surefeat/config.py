@@ -209,8 +209,8 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
     known = {item.name for item in fields(kind)}
     unknown = sorted(set(values) - known)
     if unknown:
-        known_names = ", ".join(sorted(known))
-        raise ValueError(f"unknown setting {unknown[0]!r} for {kind.__name__}; known: {known_names}")
+        names = ", ".join(sorted(known))
+        raise ValueError(f"unknown setting {unknown[0]!r} for {kind.__name__}; known: {names}")
     built: dict[str, Any] = {}
     for name, value in values.items():
         hint = hints[name]

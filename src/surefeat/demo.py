@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from surefeat.data.synthetic import CATEGORIES, draw
@@ -45,7 +44,7 @@ MAX_FILE, MAX_PIXELS = "25mb", 80_000_000
 
 _KEPT = 3600  # seconds without a click after which a visitor's photos are forgotten
 _STYLE = (
-    ".gradio-container {max-width: 1240px !important; margin: 0 auto !important}"
+    ".gradio-container {width: 100%; max-width: 1240px !important; margin: 0 auto !important}"
     "#drawn button {min-width: 76px} #said table {width: auto}"
     "#said :is(td, th) {border-color: var(--border-color-primary) !important; padding: 4px 12px}"
 )
@@ -65,11 +64,12 @@ class Session:
     drawn: int = 0
     """Pairs of drawn objects so far: each button press gives new ones."""
 
-    @property
-    def pair(self) -> tuple[Photo, Photo]:
+    def pair(self) -> tuple[Photo, Photo] | None:
+        """Both photos; while one is missing, None, and the visitor is told."""
         first, second = self.photos
         if first is None or second is None:
-            raise gr.Error("drop a photo into both A and B first", print_exception=False)
+            gr.Warning("drop a photo into both A and B first")
+            return None
         return first, second
 
 
@@ -155,7 +155,7 @@ def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
     for category, button in enumerate(buttons):
         button.click(partial(_on_drawn, model, category), session, shown, **quiet)
 
-    def on_click(session: Session, event: gr.SelectData) -> tuple[Image.Image, Image.Image, str]:
+    def on_click(session: Session, event: gr.SelectData) -> tuple[Any, Any, Any]:
         return _on_click(session, event.index, reliability)
 
     images[0].select(on_click, session, [*images, said], **quiet)
@@ -169,8 +169,10 @@ def _on_photo(model: DenseFeatures, side: int, file: dict[str, Any], session: Se
     try:
         pixels = decode(read_bytes(file["path"], name=name), name=name, max_pixels=MAX_PIXELS)
     except ImageError as error:
-        # gradio shows messages as HTML, and a file may be called anything.
-        raise gr.Error(html.escape(str(error)), print_exception=False) from error
+        # A warning: an error would be stamped over every picture on the page. gradio shows it as
+        # HTML, and a file may be called anything.
+        gr.Warning(html.escape(str(error)), title="This photo cannot be used")
+        return _with_photo(session, side, None)
     return _with_photo(session, side, prepare_photo(model, pixels))
 
 
@@ -197,8 +199,11 @@ def _with_photo(session: Session, side: int, photo: Photo | None) -> list[Any]:
 
 def _on_click(
     session: Session, click: list[int], reliability: Reliability | None
-) -> tuple[Image.Image, Image.Image, str]:
-    first, second = session.pair
+) -> tuple[Any, Any, Any]:
+    pair = session.pair()
+    if pair is None:
+        return gr.skip(), gr.skip(), gr.skip()
+    first, second = pair
     height, width = first.frame.network
     point = torch.tensor([[min(click[0], width - 1), min(click[1], height - 1)]]).float()
     match = match_points(first.features, second.features, point, reliability=reliability)
@@ -227,9 +232,12 @@ def _say(first: Photo, second: Photo, match: Matches, found: Candidates) -> str:
     return "\n".join([lead, *(f"| {' | '.join(row)} |" for row in table)])
 
 
-def _on_warp(session: Session, way: int, amount: float) -> tuple[Session, Image.Image]:
+def _on_warp(session: Session, way: int, amount: float) -> tuple[Session, Any]:
     """One photo, moved by a share of the way from its own shape to the other's."""
-    source, target = session.pair if way == 0 else session.pair[::-1]
+    pair = session.pair()
+    if pair is None:
+        return session, gr.skip()
+    source, target = pair if way == 0 else pair[::-1]
     if way not in session.targets:
         found = match_dense(target.features, source.features).points1
         session = replace(session, targets={**session.targets, way: found})

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefeat.features import Features
-from surefeat.nearest import check_pair, even_grid, find, join, prepare, vote
+from surefeat.nearest import even_grid, find, join, prepare_pair, vote
 from surefeat.voting import Voting
 
 PIXELS_PER_QUERY = 4
@@ -43,11 +43,8 @@ def match_dense(
     An even grid of `size` (rows, columns) points is matched (default: one in four network pixels
     each way) and what they say is interpolated to every pixel of image 0.
     """
-    check_pair(features0, features1)
-    side0, side1 = (
-        prepare(f, descriptor_weight=descriptor_weight, lower_weight=lower_weight)
-        for f in (features0, features1)
-    )
+    weights = {"descriptor_weight": descriptor_weight, "lower_weight": lower_weight}
+    side0, side1 = prepare_pair(features0, features1, **weights)
     settings = Voting() if voting is True else voting
     votes = vote(side0, side1, settings) if settings else None
     network = features0.frame.network
@@ -56,8 +53,8 @@ def match_dense(
         raise ValueError(f"size must be at least (1, 1) rows and columns, not {(rows, columns)}")
     points0 = even_grid(features0, size=(rows, columns))
     # Row by row, which lets voting add up a row's histograms in one go.
-    parts = [find(side0, side1, row, votes, refine=True) for row in torch.split(points0, columns)]
-    peaks = join(parts)
+    split = torch.split(points0, columns)
+    peaks = join([find(side0, side1, row, votes, refine=True) for row in split])
     sigma0 = features0.confidence_at(points0).reciprocal()
     sigma1 = features1.confidence_at(peaks.points).reciprocal()
     # Interpolated is what differs from the same relative place, which is right up to the border.

@@ -145,10 +145,10 @@ def bin_regions(
     takes the one cell its centre lies in. Of n cells, bin k of `size` takes floor(k n / size) up
     to ceil((k+1) n / size), so none is empty and neighbours may share a cell.
     """
-    found = features.frame.boxes_to_network(stack_boxes(boxes, size=features.frame.original))
-    found = found.to(features.descriptors.device)
-    rows = _bins(found[:, 1], found[:, 3], features.frame.network[0], cells[0], size)
-    columns = _bins(found[:, 0], found[:, 2], features.frame.network[1], cells[1], size)
+    height, width = features.frame.original
+    found = stack_boxes(boxes, size=(height, width)).to(features.descriptors.device)
+    rows = _bins(found[:, 1], found[:, 3], height, cells[0], size)
+    columns = _bins(found[:, 0], found[:, 2], width, cells[1], size)
     rows = rows[:, :, None].expand(-1, -1, size, -1)
     columns = columns[:, None].expand(-1, size, -1, -1)
     every = torch.cat([rows, columns], dim=-1).reshape(-1, 4)
@@ -162,10 +162,10 @@ def bin_regions(
 
 def _bins(first: Tensor, last: Tensor, pixels: int, cells: int, size: int) -> Tensor:
     """Along one axis: first and last pixel (N,) -> bins (N, size, 2), start and end in cells."""
-    scale = cells / pixels
-    start = (first * scale + 0.5).floor().long()
-    end = ((last + 1) * scale + 0.5).floor().long()
-    middle = ((first + last + 1) / 2 * scale).floor().long().clamp(0, cells - 1)
+    # Products first: for whole pixels they are exact, and so is what lies on a cell's edge.
+    start = (first * cells / pixels + 0.5).floor().long()
+    end = ((last + 1) * cells / pixels + 0.5).floor().long()
+    middle = ((first + last + 1) * cells / (2 * pixels)).floor().long().clamp(0, cells - 1)
     gone = end <= start
     start, end = torch.where(gone, middle, start), torch.where(gone, middle + 1, end)
     count, k = (end - start)[:, None], torch.arange(size, device=first.device)

@@ -58,7 +58,9 @@ def interpolation(cells: Tensor, *, size: tuple[int, int]) -> Tensor:
     return (down[..., None] * across[..., None, :]).flatten(-2)
 
 
-def cell_centres(*, size: tuple[int, int], stride: float, device: torch.device | None = None) -> Tensor:
+def cell_centres(
+    *, size: tuple[int, int], stride: float, device: torch.device | None = None
+) -> Tensor:
     """Pixel positions (H*W, 2) of the cells of a (H, W) map, row by row."""
     ys, xs = torch.meshgrid(
         torch.arange(size[0], device=device), torch.arange(size[1], device=device), indexing="ij"
@@ -159,7 +161,7 @@ class Frame:
     def boxes_to_network(self, boxes: Tensor) -> Tensor:
         """Inclusive boxes (..., 4), original -> network pixels: their outer edges are mapped."""
         edges = boxes + torch.tensor([-0.5, -0.5, 0.5, 0.5], dtype=boxes.dtype, device=boxes.device)
-        moved = self.to_network(edges.unflatten(-1, (2, 2))).flatten(-2)
+        moved = self.to_network(edges.reshape(*edges.shape[:-1], 2, 2)).flatten(-2)
         return moved + torch.tensor([0.5, 0.5, -0.5, -0.5], dtype=boxes.dtype, device=boxes.device)
 
 

@@ -31,7 +31,7 @@ def log_normaliser(inverse_sigma: Tensor) -> Tensor:
 
 
 def negative_log_density(loss: Tensor, sigma: Tensor) -> Tensor:
-    """-log p(s | y, sigma) from the matching loss l in [0, 1] (paper, eq. 4), in float32 or better."""
+    """-log p(s | y, sigma) of the matching loss l in [0, 1] (paper, eq. 4); float32 or better."""
     inverse = sigma.reciprocal()
     return loss * inverse + log_normaliser(inverse)
 
@@ -44,7 +44,7 @@ def mean_predicted_loss(sigma: Tensor) -> Tensor:
 
 
 def labels(points0_in_1: Tensor, points1: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
-    """g(u) (B, N, 2) and u' (B, M, 2), both in view 1 -> masks (B, N, M) of y = +1 and of y = -1."""
+    """g(u) (B, N, 2) and u' (B, M, 2), both in view 1 -> masks (B, N, M) of y = +1 and y = -1."""
     square = (points0_in_1[:, :, None] - points1[:, None]).square().sum(-1)
     return square <= config.match_radius**2, square > config.ignore_radius**2
 

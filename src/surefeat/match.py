@@ -12,7 +12,7 @@ from torch import Tensor
 from surefeat.dense import DenseMatches, match_dense
 from surefeat.distinctive import quality, spread
 from surefeat.features import Features, stack_points
-from surefeat.nearest import Peaks, Side, check_pair, find, prepare, vote_both_ways
+from surefeat.nearest import Peaks, Side, find, prepare_pair, vote_both_ways
 from surefeat.regions import RegionMatches, match_regions
 from surefeat.reliability import Reliability
 from surefeat.voting import Votes, Voting
@@ -124,29 +124,20 @@ def match_points(
     descriptor_weight, lower_weight: shares of the two layers in the similarity.
     refine: place matches between the grid's places. mutual: keep only matches that lead back.
     """
-    check_pair(features0, features1)
-    sides = (
-        prepare(features0, descriptor_weight=descriptor_weight, lower_weight=lower_weight),
-        prepare(features1, descriptor_weight=descriptor_weight, lower_weight=lower_weight),
-    )
+    weights = {"descriptor_weight": descriptor_weight, "lower_weight": lower_weight}
+    side0, side1 = prepare_pair(features0, features1, **weights)
     settings = Voting() if voting is True else voting
-    there, back = vote_both_ways(*sides, settings) if settings else (None, None)
-    if reliability is not None and reliability.voting != (there is not None):
-        used = "with" if reliability.voting else "without"
-        raise ValueError(f"this reliability was fitted {used} voting; match so, or fit another")
+    there, back = vote_both_ways(side0, side1, settings) if settings else (None, None)
     if points0 is not None:
         points = stack_points(points0).to(features0.descriptors.device)
         _check_inside(points, features0.frame.original)
     elif mutual:
-        points = _mutual_places(sides[0], sides[1], there, back, count=count)
+        points = _mutual_places(side0, side1, there, back, count=count)
     else:
-        chosen = spread(quality(sides[0]), sides[0].points, count=count)
-        points = sides[0].points[chosen]
-    found = _match(sides[0], sides[1], points, there, back, refine=refine)
+        points = side0.points[spread(quality(side0), side0.points, count=count)]
+    found = _match(side0, side1, points, there, back, refine=refine)
     if reliability is not None:
-        trip = found.round_trip / max(found.size0)
-        chance = reliability.predict(found.score, found.margin, trip, found.confidence)
-        found = replace(found, probability=chance)
+        found = _judge(found, reliability, voted=there is not None)
     return found.filter(mutual=mutual, min_score=min_score)
 
 
@@ -176,6 +167,16 @@ def _match(
         size0=side0.features.frame.original,
         size1=side1.features.frame.original,
     )
+
+
+def _judge(found: Matches, reliability: Reliability, *, voted: bool) -> Matches:
+    """The matches with their probability of being right."""
+    if reliability.voting != voted:
+        used = "with" if reliability.voting else "without"
+        raise ValueError(f"this reliability was fitted {used} voting; match so, or fit another")
+    trip = found.round_trip / max(found.size0)
+    chance = reliability.predict(found.score, found.margin, trip, found.confidence)
+    return replace(found, probability=chance)
 
 
 def _leads_back(

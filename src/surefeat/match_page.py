@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from surefeat.image import load
 from surefeat.match import Matches, match_points
 from surefeat.model import DenseFeatures
 from surefeat.page import Section, write_page
+from surefeat.proposals import propose
 from surefeat.regions import RegionMatches, match_regions
 from surefeat.runs import write_bytes, write_text
 
@@ -50,51 +52,46 @@ def match_photos(
     """
     if not isinstance(model, DenseFeatures):
         model = DenseFeatures.from_pretrained(model, device=device)
-    photos = [load(image) for image in (image0, image1)]
-    features = model.extract(photos, longest_side=longest_side)
+    photo0, photo1 = load(image0), load(image1)
+    features0, features1 = model.extract([photo0, photo1], longest_side=longest_side)
     matches = match_points(
-        *features, points, count=count, voting=voting, mutual=mutual and points is None
+        features0, features1, points, count=count, voting=voting, mutual=mutual and points is None
     )
-    back = match_dense(features[1], features[0], voting=voting)
-    boxes = _regions(features, photos, regions) if regions else None
-    lines = viz.match_lines(*photos, matches)
+    back = match_dense(features1, features0, voting=voting)
+    lines = viz.match_lines(photo0, photo1, matches)
+    maps = viz.confidence_map([features0, features1], [photo0, photo1])
     sections = [
         Section("Points", text=_points_text(matches), figures=(lines,)),
-        Section("Every pixel", figures=(viz.warped(*photos, back),)),
-        Section("Confidence", figures=(viz.confidence_map(features, photos),)),
+        Section("Every pixel", figures=(viz.warped(photo0, photo1, back),)),
+        Section("Confidence", figures=(maps,)),
     ]
-    if boxes is not None:
-        sections.insert(1, Section("Regions", figures=(viz.region_matches(*photos, boxes),)))
-    return _write(Path(out), (Path(image0).name, Path(image1).name), matches, boxes, lines, sections)
-
-
-def _regions(features: list[Any], photos: list[Any], count: int) -> RegionMatches:
-    from surefeat.proposals import propose
-
-    boxes0, boxes1 = (propose(photo, count=count) for photo in photos)
-    return match_regions(*features, boxes0, boxes1)
+    found = None
+    if regions:
+        boxes0, boxes1 = propose(photo0, count=regions), propose(photo1, count=regions)
+        found = match_regions(features0, features1, boxes0, boxes1)
+        figure = viz.region_matches(photo0, photo1, found)
+        sections.insert(1, Section("Regions", figures=(figure,)))
+    return _write(Path(out), (Path(image0).name, Path(image1).name), matches, found, sections)
 
 
 def _points_text(matches: Matches) -> str:
-    return f"{len(matches)} matches, in original pixels; matches.json beside this page has them all."
+    return f"{len(matches)} matches in original pixels; matches.json beside this page has them."
 
 
 def _write(
-    out: Path, names: tuple[str, str], matches: Matches, boxes: RegionMatches | None, lines: Any,
+    out: Path,
+    names: tuple[str, str],
+    matches: Matches,
+    regions: RegionMatches | None,
     sections: list[Section],
-) -> MatchedPhotos:  # fmt: skip
-    from io import BytesIO
-
+) -> MatchedPhotos:
     picture = BytesIO()
-    lines.savefig(picture, format="png", dpi=150)
+    sections[0].figures[0].savefig(picture, format="png", dpi=150)
     values: dict[str, Any] = {"image0": names[0], "image1": names[1], **matches.to_dict()}
-    if boxes is not None:
-        values["regions"] = {
-            "boxes0": boxes.boxes0.tolist(),
-            "boxes1": boxes.boxes1.tolist(),
-            "score": boxes.score.tolist(),
-        }
+    if regions is not None:
+        parts = ("boxes0", "boxes1", "score")
+        values["regions"] = {part: getattr(regions, part).tolist() for part in parts}
     write_bytes(out / "matches.png", picture.getvalue())
     write_text(out / "matches.json", json.dumps(values, allow_nan=False) + "\n")
     page = write_page(out / "index.html", f"{names[0]} and {names[1]}", sections)
-    return MatchedPhotos(matches, boxes, out / "matches.png", page, out / "matches.json")
+    return MatchedPhotos(matches, regions, out / "matches.png", page, out / "matches.json")

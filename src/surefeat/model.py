@@ -148,13 +148,16 @@ class DenseFeatures(nn.Module):
         with torch.autocast(device.type, torch.bfloat16, enabled=safe):
             maps, lower = self.forward_with_lower(stack)
         for row, (index, _, frame, name) in enumerate(group):
-            yield index, Features(
-                descriptors=maps.descriptors[row].float(),
-                uncertainty=maps.uncertainty[row].float(),
-                lower=F.normalize(lower[row].float(), dim=0),
-                frame=frame,
-                stride=self.stride,
-                name=name,
+            yield (
+                index,
+                Features(
+                    descriptors=maps.descriptors[row].float(),
+                    uncertainty=maps.uncertainty[row].float(),
+                    lower=F.normalize(lower[row].float(), dim=0),
+                    frame=frame,
+                    stride=self.stride,
+                    name=name,
+                ),
             )
 
     def save_pretrained(self, folder: str | Path, *, int8: bool = False) -> None:
@@ -173,7 +176,7 @@ class DenseFeatures(nn.Module):
     def from_pretrained(
         cls, source: str | Path | None = None, *, device: str | torch.device | None = None
     ) -> DenseFeatures:
-        """A model in eval mode: the one that ships, or of a model or run folder, or of a hub id.
+        """A model in eval mode: the one that ships, or of a model or run folder, or a hub id.
 
         The weights are checked against their hash; device: by default the best there is.
         """
@@ -183,7 +186,7 @@ class DenseFeatures(nn.Module):
         settings = json.loads((folder / SETTINGS).read_text())
         weights = folder / WEIGHTS
         if file_hash(weights) != settings["sha256"]:
-            raise ValueError(f"{weights} is damaged: its hash is not the one in {SETTINGS}; copy it")
+            raise ValueError(f"{weights} is damaged: {SETTINGS} has another hash; copy it anew")
         model = cls(from_dict(ModelConfig, settings["config"]))
         try:
             model.load_state_dict(widen(load_file(weights)))
@@ -198,7 +201,9 @@ def _lower_layer(config: ModelConfig, taps: list[str]) -> str:
         return {"resnet50": "res4c", "vgg16": "pool4", "small": "conv4"}.get(config.trunk, taps[-2])
     if config.lower not in taps:
         known = ", ".join(taps)
-        raise ValueError(f"{config.trunk} has no layer {config.lower!r}; choose auto or one of {known}")
+        raise ValueError(
+            f"{config.trunk} has no layer {config.lower!r}; choose auto or one of {known}"
+        )
     return config.lower
 
 
@@ -242,7 +247,7 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:
         raise FileNotFoundError(
-            f"no folder {name}, and the hub did not give it ({type(error).__name__}); check the name"
+            f"no folder {name}, and not on the hub ({type(error).__name__}); check the name"
         ) from error
 
 

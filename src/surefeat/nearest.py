@@ -81,6 +81,15 @@ def prepare(features: Features, *, descriptor_weight: float, lower_weight: float
     return Side(features, weights, (rows, columns), points, vectors)
 
 
+def prepare_pair(
+    features0: Features, features1: Features, *, descriptor_weight: float, lower_weight: float
+) -> tuple[Side, Side]:
+    """Both images, after a check that they can be compared."""
+    check_pair(features0, features1)
+    weights = {"descriptor_weight": descriptor_weight, "lower_weight": lower_weight}
+    return prepare(features0, **weights), prepare(features1, **weights)
+
+
 def check_pair(features0: Features, features1: Features) -> None:
     """Two images can be compared only by one model on one device."""
     for name in ("descriptors", "lower"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from PIL import Image
 
 from surefeat.config import Config, DataConfig, preset
 from surefeat.data.batches import Memory, Part, StreamedBatches, choose_memory
@@ -216,6 +217,18 @@ def _finish(
         if found:
             summary["self_check"] = found.to_dict()
         write_json(run.folder / "summary.json", summary)
+        _keep_examples(run, pictures.held_out)
     if part.world > 1:
         dist.barrier()
     return Pretrained(model, run.folder, progress, found, skipped)
+
+
+def _keep_examples(run: Run, held_out: Canvas | None, count: int = 6) -> None:
+    """A few held-out images stay in the run folder, for its report."""
+    folder = run.folder / "examples"
+    for row in range(min(count, len(held_out.names) if held_out else 0)):
+        assert held_out is not None
+        height, width = held_out.sizes[row].tolist()
+        pixels = held_out.pixels[row, :, :height, :width].permute(1, 2, 0).cpu().numpy()
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{row}.png")

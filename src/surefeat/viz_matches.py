@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from surefeat.dense import DenseMatches
@@ -23,7 +26,7 @@ except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
 _RIGHT, _WRONG = "#009e73", "#d55e00"
-# The paper draws high scores red and low ones blue; this map keeps that order for any colour vision.
+# The paper draws high scores red, low ones blue; this map keeps that order for any colour vision.
 _SCORES = "plasma"
 
 
@@ -59,7 +62,7 @@ def match_lines(
         return figure
     values = matches.score if matches.probability is None else matches.probability
     norm = Normalize(float(values.min()), max(float(values.max()), float(values.min()) + 1e-6))
-    colours = [colormaps["viridis"](norm(float(value))) for value in values]
+    colours: list[Any] = [colormaps["viridis"](norm(float(value))) for value in values]
     if right is not None:
         colours = [_RIGHT if bool(ok) else _WRONG for ok in right]
     points0, points1 = matches.points0.cpu().tolist(), matches.points1.cpu().tolist()
@@ -131,8 +134,6 @@ def warped(image0: ImageLike, image1: ImageLike, back: DenseMatches) -> Figure:
 
 def displacement(dense: DenseMatches) -> Tensor:
     """Target pixels (H, W, 2) -> displacement from each pixel of image 0, as flow.py has it."""
-    import torch
-
     height, width = dense.points1.shape[:2]
     ys, xs = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     return dense.points1.cpu() - torch.stack([xs, ys], dim=-1)

@@ -1,4 +1,4 @@
-"""Two random affine views of each image, with mirror padding, colour change and the exact point map.
+"""Two random affine views of each image: mirror padding, colour change, the exact point map.
 
 Everything is drawn per image from one generator and rendered once, on the tensors' device.
 Convention: a view's affine map takes view pixels to source pixels (the inverse warp that rendering
@@ -98,7 +98,7 @@ def view_maps(sizes: Tensor, draws: Draws, config: WarpConfig) -> Tensor:
     angle = uniform[..., 0] * math.radians(config.rotation)
     cos, sin = angle.cos(), angle.sin()
     rotation = torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
-    linear = rotation * (1 + uniform[..., 1:5].unflatten(-1, (2, 2)) * config.linear)
+    linear = rotation * (1 + uniform[..., 1:5].reshape(*uniform.shape[:-1], 2, 2) * config.linear)
     low, high = config.zoom
     zoom = low + (high - low) * draws.affine[..., 7]
     flip = torch.ones_like(draws.flip)
@@ -186,7 +186,7 @@ def _saturation_matrix(factor: Tensor) -> Tensor:
     """(B,) -> (B, 3, 3): blend with the grey image; 1 leaves it alone, 0 gives grey."""
     grey = [(1 - factor) * share for share in _LUMA]
     rows = [grey[j] + factor if i == j else grey[j] for i in range(3) for j in range(3)]
-    return torch.stack(rows, -1).unflatten(-1, (3, 3))
+    return torch.stack(rows, -1).view(-1, 3, 3)
 
 
 def _hue_matrix(angle: Tensor) -> Tensor:
@@ -194,4 +194,4 @@ def _hue_matrix(angle: Tensor) -> Tensor:
     third, turn = (1 - angle.cos()) / 3, angle.sin() / math.sqrt(3)
     same, down, up = angle.cos() + third, third - turn, third + turn
     rows = [same, down, up, up, same, down, down, up, same]
-    return torch.stack(rows, -1).unflatten(-1, (3, 3))
+    return torch.stack(rows, -1).view(-1, 3, 3)

@@ -22,7 +22,8 @@ def load_initial(trunk: Trunk, init: str | Path, *, name: str) -> None:
         return
     state = _downloaded(name) if str(init) == "imagenet" else read_weights(Path(init))
     wanted = trunk.state_dict()
-    missing = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
+    needed = [key for key in wanted if not key.endswith("num_batches_tracked")]
+    missing = [key for key in needed if key not in state]
     if missing:
         raise ValueError(
             f"{init}: {len(missing)} of {len(wanted)} tensors of {name} are missing, first "
@@ -76,7 +77,7 @@ def _downloaded(name: str) -> dict[str, Tensor]:
         found = {"resnet50": zoo.ResNet50_Weights.IMAGENET1K_V1,
                  "vgg16": zoo.VGG16_Weights.IMAGENET1K_V1}  # fmt: skip
         if name not in found:
-            raise ValueError(f"there are no ImageNet weights for {name}; pass --init none or a file")
+            raise ValueError(f"there are no ImageNet weights for {name}; pass --init none or FILE")
         state: dict[str, Tensor] = found[name].get_state_dict(check_hash=True)
         return state
     except OSError as error:

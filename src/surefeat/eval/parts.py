@@ -21,8 +21,8 @@ class PartCheck:
     """What was found on instances that were not trained on; shares in [0, 1]."""
 
     accuracy: float
-    """PCK@0.1: visible parts whose nearest neighbour in another instance of the category lies within
-    a tenth of the image's side of the true part; mean over pairs, then over pairs' order."""
+    """PCK@0.1: visible parts whose nearest neighbour in another instance of the category lies
+    within a tenth of the image's side of the true part; mean per pair, then over ordered pairs."""
     by_category: dict[int, float]
     """The same per category."""
     object_auroc: float
@@ -73,15 +73,13 @@ def _object_aurocs(features: Sequence[Features], instances: Sequence[Instance]) 
     """AUROC of confidence and of two baselines for telling object from background cells."""
     columns: list[Tensor] = []
     for item, found in zip(instances, features, strict=True):
-        size = found.confidence.shape
+        size = (found.confidence.shape[0], found.confidence.shape[1])
         # A cell is object or background by its centre's neighbourhood; mixed cells do not count.
         share = F.adaptive_avg_pool2d(item.mask[None].float(), size)[0]
         grid = torch.stack(torch.meshgrid(*(torch.linspace(-1, 1, n) for n in size), indexing="ij"))
         closeness = -grid.square().sum(0)
         edges = F.adaptive_avg_pool2d(_gradient_energy(item.image)[None], size)[0]
-        columns.append(
-            torch.stack([share, found.confidence.cpu(), edges, closeness]).flatten(1)
-        )
+        columns.append(torch.stack([share, found.confidence.cpu(), edges, closeness]).flatten(1))
     share, confidence, edges, closeness = torch.cat(columns, dim=1)
     clear = (share > 0.9) | (share < 0.1)
     truth = share[clear] > 0.5
