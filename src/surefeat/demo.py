@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +43,7 @@ except ImportError as error:
 MAX_FILE, MAX_PIXELS = "25mb", 80_000_000
 """Larger uploads are refused."""
 
-_KEPT = 3600  # seconds without a click after which a visitor's photos are forgotten
+_KEPT = 3600  # seconds after which a visitor's photos are forgotten, in memory and on disk
 _STYLE = (
     ".gradio-container {width: 100%; max-width: 1240px !important; margin: 0 auto !important}"
     "#drawn button {min-width: 76px} #said table {width: auto}"
@@ -76,7 +77,8 @@ class Session:
 def build_page(model: DenseFeatures, *, reliability: Reliability | None = None) -> gr.Blocks:
     """The page; `launch` serves it. reliability: also say how probably a match is right."""
     page: gr.Blocks
-    with gr.Blocks(title="surefeat", analytics_enabled=False) as page:
+    old = (_KEPT, _KEPT)
+    with gr.Blocks(title="surefeat", analytics_enabled=False, delete_cache=old) as page:
         gr.Markdown(_HEAD)
         with gr.Tab("Match"):
             _match_tab(model, reliability)
@@ -125,43 +127,47 @@ def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
     with gr.Row(elem_id="drawn"):
         buttons = [gr.Button(kind.name, size="sm") for kind in CATEGORIES]
     look: dict[str, Any] = {"show_label": False, "buttons": ["fullscreen"], "format": "png"}
-    images, maps = [], []
+    drop = look | {"sources": ["upload", "clipboard"], "height": 440}
+    still = look | {"interactive": False, "height": 300}
     with gr.Row():
-        for i, caption in enumerate(_CAPTIONS):
-            with gr.Column():
-                gr.Markdown(caption)
-                box = gr.Image(
-                    sources=["upload", "clipboard"], height=440, elem_id=f"photo{i}", **look
-                )
-                images.append(box)
+        images = _columns(_CAPTIONS, ("photo0", "photo1"), **drop)
     said = gr.Markdown(elem_id="said")
     with gr.Row():
-        for name in "AB":
-            with gr.Column():
-                gr.Markdown(f"**Confidence in {name}**: trust the bright places")
-                maps.append(gr.Image(interactive=False, height=300, **look))
+        trust = [f"**Confidence in {name}**: trust the bright places" for name in "AB"]
+        maps = _columns(trust, ("confidence0", "confidence1"), **still)
         with gr.Column():
             gr.Markdown("**Dense warp**: one photo takes the other's shape")
-            warp = gr.Image(interactive=False, height=300, elem_id="warped", **look)
+            warp = gr.Image(elem_id="warped", **still)
             way = gr.Radio(list(_WAYS), value=_WAYS[0], container=False, type="index")
             amount = gr.Slider(0, 1, 0, step=0.05, label="how far", elem_id="amount")
     shown = [session, *images, *maps, said, warp, amount]
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
     for side, image in enumerate(images):
         # Unprocessed, so that our own reader and its messages meet the file first.
-        read = partial(_on_photo, model, side)
-        image.upload(read, [image, session], shown, preprocess=False, **quiet)
+        raw = {"preprocess": False, **quiet}
+        image.upload(partial(_on_photo, model, side), [image, session], shown, **raw)
         image.clear(partial(_on_clear, side), session, shown, **quiet)
     for category, button in enumerate(buttons):
         button.click(partial(_on_drawn, model, category), session, shown, **quiet)
 
+    # Not a partial: gradio passes the event by the type it finds in the signature.
     def on_click(session: Session, event: gr.SelectData) -> tuple[Any, Any, Any]:
         return _on_click(session, event.index, reliability)
 
     images[0].select(on_click, session, [*images, said], **quiet)
+    quiet["trigger_mode"] = "always_last"
     for control in (way, amount):
-        inputs, outputs = [session, way, amount], [session, warp]
-        control.input(_on_warp, inputs, outputs, trigger_mode="always_last", **quiet)
+        control.input(_on_warp, [session, way, amount], [session, warp], **quiet)
+
+
+def _columns(captions: Sequence[str], names: Sequence[str], **look: Any) -> list[gr.Image]:
+    """Pictures side by side, a line of text above each."""
+    found = []
+    for caption, name in zip(captions, names, strict=True):
+        with gr.Column():
+            gr.Markdown(caption)
+            found.append(gr.Image(elem_id=name, **look))
+    return found
 
 
 def _on_photo(model: DenseFeatures, side: int, file: dict[str, Any], session: Session) -> list[Any]:
@@ -171,7 +177,7 @@ def _on_photo(model: DenseFeatures, side: int, file: dict[str, Any], session: Se
     except ImageError as error:
         # A warning: an error would be stamped over every picture on the page. gradio shows it as
         # HTML, and a file may be called anything.
-        gr.Warning(html.escape(str(error)), title="This photo cannot be used")
+        gr.Warning(html.escape(str(error)))
         return _with_photo(session, side, None)
     return _with_photo(session, side, prepare_photo(model, pixels))
 
@@ -198,14 +204,13 @@ def _with_photo(session: Session, side: int, photo: Photo | None) -> list[Any]:
 
 
 def _on_click(
-    session: Session, click: list[int], reliability: Reliability | None
+    session: Session, clicked: tuple[int, int], reliability: Reliability | None
 ) -> tuple[Any, Any, Any]:
-    pair = session.pair()
-    if pair is None:
+    if (pair := session.pair()) is None:
         return gr.skip(), gr.skip(), gr.skip()
     first, second = pair
-    height, width = first.frame.network
-    point = torch.tensor([[min(click[0], width - 1), min(click[1], height - 1)]]).float()
+    (x, y), (height, width) = clicked, first.frame.network
+    point = torch.tensor([[min(x, width - 1), min(y, height - 1)]]).float()
     match = match_points(first.features, second.features, point, reliability=reliability)
     found = candidates(match, first.features, second.features)
     said = _say(first, second, match, found)
@@ -234,8 +239,7 @@ def _say(first: Photo, second: Photo, match: Matches, found: Candidates) -> str:
 
 def _on_warp(session: Session, way: int, amount: float) -> tuple[Session, Any]:
     """One photo, moved by a share of the way from its own shape to the other's."""
-    pair = session.pair()
-    if pair is None:
+    if (pair := session.pair()) is None:
         return session, gr.skip()
     source, target = pair if way == 0 else pair[::-1]
     if way not in session.targets:

@@ -51,8 +51,7 @@ class Exported:
     format: Format
     bytes: int
     difference: float | None
-    """Largest difference to the model on other sizes than it was traced with; None: not checked,
-    because onnxruntime is not installed."""
+    """Largest one to the model on sizes it was not traced with; None without onnxruntime."""
 
 
 class Extractor(nn.Module):
@@ -85,8 +84,7 @@ def export(model: DenseFeatures, path: str | Path, *, format: Format | None = No
         raise IsADirectoryError(f"{path} is a folder; pass a file name in it")
     # A copy: the caller's model keeps its device and mode.
     extractor = Extractor(copy.deepcopy(model).cpu().float().eval())
-    about, write = metadata(model), _onnx if kind == "onnx" else _pt2
-    data = write(extractor, about)
+    data = (_onnx if kind == "onnx" else _pt2)(extractor, metadata(model))
     again = _run_onnx(data) if kind == "onnx" else _run_pt2(data)
     difference = None if again is None else _difference(extractor, again)
     if difference is not None and not difference <= TOLERANCE:
@@ -125,9 +123,9 @@ def _trace(extractor: Extractor) -> torch.export.ExportedProgram:
             dynamic_shapes={"images": {0: batch, 2: stride * rows, 3: stride * columns}},
         )  # fmt: skip
     except Exception as error:  # torch has dozens of kinds for what it cannot trace
-        trunk, reason = extractor.model.config.trunk, str(error).strip().split("\n")[0]
-        fix = "resnet50, vgg16 and small can be"
-        raise ValueError(f"trunk {trunk} cannot be exported ({reason}); {fix}") from error
+        what = f"trunk {extractor.model.config.trunk} cannot be exported"
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"{what} ({reason}); resnet50, vgg16 and small can be") from error
 
 
 def _pt2(extractor: Extractor, about: dict[str, str]) -> bytes:
@@ -189,9 +187,10 @@ def _refuse_other_sizes(graph: Any, stride: int) -> None:
     for node in graph.node:
         node.input[:] = ["checked.images" if name == "images" else name for name in node.input]
     constants = {"first": 0, "cells": [0, 0, -1, stride], "zero": 0.0}
-    for name, value in constants.items():
-        array = torch.tensor(value).numpy()
-        graph.initializer.append(numpy_helper.from_array(array, f"checked.{name}"))
+    graph.initializer.extend(
+        numpy_helper.from_array(torch.tensor(value).numpy(), f"checked.{name}")
+        for name, value in constants.items()
+    )
     checks, images = [], "images"
     for side, other_axis in (("height", 3), ("width", 2)):
         made = [f"checked.{side}.{step}" for step in ("line", "cells", "sum", "zero", "images")]
@@ -207,9 +206,9 @@ def _refuse_other_sizes(graph: Any, stride: int) -> None:
             checks.append(helper.make_node(kind, inputs, [output], **more))
         images = made[-1]
     checks[-1].output[0] = "checked.images"
-    rest = list(graph.node)
+    nodes = [*checks, *graph.node]
     del graph.node[:]
-    graph.node.extend([*checks, *rest])
+    graph.node.extend(nodes)
 
 
 def _run_onnx(data: bytes) -> Callable[[Tensor], Outputs] | None:
@@ -229,8 +228,7 @@ def _run_onnx(data: bytes) -> Callable[[Tensor], Outputs] | None:
 
 
 def _run_pt2(data: bytes) -> Callable[[Tensor], Outputs]:
-    run: Callable[[Tensor], Outputs] = torch.export.load(io.BytesIO(data)).module()
-    return run
+    return torch.export.load(io.BytesIO(data)).module()
 
 
 @torch.no_grad()
@@ -247,6 +245,5 @@ def _difference(extractor: Extractor, again: Callable[[Tensor], Outputs]) -> flo
 
 
 def _images(cells: tuple[int, int, int], stride: int) -> Tensor:
-    batch, rows, columns = cells
-    generator = torch.Generator().manual_seed(0)
-    return torch.rand(batch, 3, stride * rows, stride * columns, generator=generator)
+    shape = (cells[0], 3, stride * cells[1], stride * cells[2])
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0))
