@@ -24,7 +24,7 @@ from surefeat.data.canvas import decode_all
 from surefeat.data.sources import find_images
 from surefeat.loss import PairLoss, pair_loss
 from surefeat.model import DenseFeatures, file_hash
-from surefeat.pretrain import pretrain
+from surefeat.pretraining import pretrain
 from surefeat.runs import environment, write_json
 from surefeat.train import compiles, fast_arithmetic, make_optimiser, make_step, step_draws, update
 from surefeat.warp import Views, corresponding_points, two_views

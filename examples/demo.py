@@ -26,7 +26,7 @@ from surefeat.config import preset
 from surefeat.data.synthetic import CATEGORIES, Instance, correspondences, draw_many, write_folder
 from surefeat.eval.parts import PartCheck, check_parts
 from surefeat.page import Section, write_page
-from surefeat.pretrain import pretrain
+from surefeat.pretraining import pretrain
 from surefeat.report import write_report
 
 TRAINED_ON, NEW = 0, 2024
@@ -72,7 +72,7 @@ def show(before: PartCheck, after: PartCheck) -> None:
         f"parts found on other instances (PCK@0.1): {before.accuracy:.0%} -> {after.accuracy:.0%}"
     )
     print(
-        f"object against background (AUROC): confidence {after.object_auroc:.2f}; without learning: "
+        f"object against background (AUROC): confidence {after.object_auroc:.2f}; no learning: "
         f"edge energy {after.edge_auroc:.2f}, closeness to the centre {after.centre_auroc:.2f}"
     )
 

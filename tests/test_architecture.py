@@ -22,17 +22,20 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("geometry", "image"),
     (
         "warp", "backbone", "weights", "loss", "proposals", "prim", "grid_plan", "grid_front",
-        "grid_solve", "static_dynamic",
+        "grid_solve", "static_dynamic", "reliability",
     ),
     ("features", "model"),
     (
-        "match", "nearest", "regions", "voting", "distinctive", "reliability", "dense", "flow",
+        "match", "nearest", "regions", "voting", "distinctive", "dense", "flow",
         "keypoints", "detect",
     ),
     ("data.*",),
-    ("runs", "monitor", "optimiser", "train", "pretrain", "extract", "eval.*", "baselines.*"),
-    ("viz", "viz_style", "viz_curves", "viz_matches", "page", "match_page", "report", "export"),
-    ("demo_pictures", "demo", "cli"),
+    ("runs", "monitor", "optimiser", "train", "pretraining", "extract", "eval.*", "baselines.*"),
+    (
+        "viz", "viz_style", "viz_curves", "viz_matches", "viz_results", "page", "match_page",
+        "results_page", "report", "exporting",
+    ),
+    ("demo_pictures", "demo", "cli_evaluate", "cli"),
     ("__main__",),
 )  # fmt: skip
 
@@ -135,7 +138,7 @@ def test_the_check_of_imports_sees_those_in_functions(tmp_path: Path) -> None:
 
 def test_inference_does_not_import_training() -> None:
     known = modules()
-    training = {"train", "pretrain", "runs", "monitor", "optimiser"}
+    training = {"train", "pretraining", "runs", "monitor", "optimiser"}
     waiting, seen = ["model", "features", "image"], set[str]()
     while waiting:
         name = waiting.pop()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from surefeat.config import ModelConfig
 from surefeat.data.synthetic import draw
-from surefeat.export import ABOUT, OUTPUTS, export
+from surefeat.exporting import ABOUT, OUTPUTS, export
 from surefeat.features import Features
 from surefeat.geometry import cell_centres
 from surefeat.model import DenseFeatures
@@ -138,7 +138,7 @@ def test_a_file_that_differs_from_the_model_is_not_written(
     def blurred(data: bytes) -> Any:
         return lambda images: as_the_model_says(small_model(), images * 0.99)
 
-    monkeypatch.setattr("surefeat.export._run_pt2", blurred)
+    monkeypatch.setattr("surefeat.exporting._run_pt2", blurred)
     with pytest.raises(RuntimeError, match="differs from the model"):
         export(small_model(), tmp_path / "small.pt2")
     assert list(tmp_path.iterdir()) == []

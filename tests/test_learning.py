@@ -12,7 +12,7 @@ from surefeat.config import preset
 from surefeat.data.synthetic import draw_many, write_folder
 from surefeat.eval.parts import PartCheck, check_parts
 from surefeat.model import DenseFeatures
-from surefeat.pretrain import pretrain
+from surefeat.pretraining import pretrain
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from surefeat.config import ModelConfig
 from surefeat.data.batches import Part
 from surefeat.data.sources import SourceError
 from surefeat.model import DenseFeatures
-from surefeat.pretrain import join_processes
+from surefeat.pretraining import join_processes
 from surefeat.runs import Run
 from tiny import SIDE, images, learn, same_bits, tiny, weights
 
@@ -94,10 +94,10 @@ def test_a_run_leaves_a_model_a_summary_and_the_check(source: Path, tmp_path: Pa
 def test_the_check_is_on_images_that_were_not_learned_from(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import surefeat.pretrain
+    import surefeat.pretraining
 
     seen: dict[str, Any] = {}
-    true_train, true_check = surefeat.pretrain.train, surefeat.pretrain.self_check
+    true_train, true_check = surefeat.pretraining.train, surefeat.pretraining.self_check
 
     def train(model: Any, batches: Any, *args: Any, **more: Any) -> Any:
         feed = batches.iterate(range(30), batch=4, seed=0, part=Part())
@@ -108,8 +108,8 @@ def test_the_check_is_on_images_that_were_not_learned_from(
         seen["checked"] = {image.numpy().tobytes() for image in pixels}
         return true_check(model, pixels, *args, **more)
 
-    monkeypatch.setattr(surefeat.pretrain, "train", train)
-    monkeypatch.setattr(surefeat.pretrain, "self_check", check)
+    monkeypatch.setattr(surefeat.pretraining, "train", train)
+    monkeypatch.setattr(surefeat.pretraining, "self_check", check)
     learn(source, tmp_path / "run", tiny(), steps=1)
     assert (len(seen["learned"]), len(seen["checked"])) == (9, 2)
     assert not seen["learned"] & seen["checked"]

@@ -19,7 +19,7 @@ from surefeat import viz
 from surefeat.config import Config, preset
 from surefeat.data.synthetic import draw_many, write_folder
 from surefeat.image import ImageError
-from surefeat.pretrain import pretrain
+from surefeat.pretraining import pretrain
 from surefeat.report import Number, Section, write_page, write_report
 from surefeat.runs import Run
 

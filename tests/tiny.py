@@ -13,7 +13,7 @@ from torch import Tensor
 from surefeat.config import Config, preset
 from surefeat.data.canvas import Canvas
 from surefeat.data.synthetic import draw_many, write_folder
-from surefeat.pretrain import Pretrained, pretrain
+from surefeat.pretraining import Pretrained, pretrain
 
 SIDE = 48
 

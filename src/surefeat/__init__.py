@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surefeat import viz
     from surefeat.dense import match_dense
-    from surefeat.export import export
+    from surefeat.exporting import export
     from surefeat.features import Features
     from surefeat.image import load as load_image
     from surefeat.match import Matches, match_points
     from surefeat.model import DenseFeatures
-    from surefeat.pretrain import pretrain
+    from surefeat.pretraining import pretrain
     from surefeat.regions import match_regions
 
 __version__ = "0.1.0"
@@ -25,12 +25,12 @@ _WHERE = {
     "DenseFeatures": ("surefeat.model", "DenseFeatures"),
     "Features": ("surefeat.features", "Features"),
     "Matches": ("surefeat.match", "Matches"),
-    "export": ("surefeat.export", "export"),
+    "export": ("surefeat.exporting", "export"),
     "load_image": ("surefeat.image", "load"),
     "match_dense": ("surefeat.dense", "match_dense"),
     "match_points": ("surefeat.match", "match_points"),
     "match_regions": ("surefeat.regions", "match_regions"),
-    "pretrain": ("surefeat.pretrain", "pretrain"),
+    "pretrain": ("surefeat.pretraining", "pretrain"),
     "viz": ("surefeat.viz", None),
 }
 

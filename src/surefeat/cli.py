@@ -5,16 +5,16 @@ Help must come in under half a second, so nothing here imports torch at the top.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from tyro.conf import Positional, arg, subcommand
 
+from surefeat.cli_evaluate import Evaluate, say
 from surefeat.config import Config, preset
 
 Preset = Literal["ours", "paper", "small"]
@@ -55,7 +55,7 @@ class Pretrain:
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
     def run(self) -> None:
-        from surefeat.pretrain import pretrain
+        from surefeat.pretraining import pretrain
 
         done = pretrain(
             self.source, out=self.out, config=self.config, init=self.init, crop=self.crop,
@@ -71,7 +71,7 @@ class Pretrain:
             "self_check": done.check.to_dict() if done.check else None,
         }
         report = _report(done.folder)
-        _say(result | {"report": report}, as_json=self.json)
+        say(result | {"report": report}, as_json=self.json)
 
 
 @dataclass(frozen=True)
@@ -100,58 +100,7 @@ class Extract:
             self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
             device=self.device, quiet=self.json,
         )  # fmt: skip
-        _say(done.to_dict(), as_json=self.json)
-
-
-@dataclass(frozen=True)
-class EvaluateSelf:
-    """Label-free check on your own images: right under fresh warps? does confidence know it?"""
-
-    source: Positional[Path]
-    """Folder, list, tar shards or COCO json."""
-    model: str | None = None
-    """Model or run folder; by default the model that ships."""
-    count: int = 64
-    """Images to check on, drawn at random."""
-    seed: int = 1
-    """Of the images and warps."""
-    device: str | None = None
-    """cuda, cpu, mps; by default the best there is."""
-    json: bool = False
-    """Print the result as JSON."""
-
-    def run(self) -> None:
-        from surefeat.eval.folder import check_folder
-
-        found = check_folder(
-            self.source, model=self.model, count=self.count, seed=self.seed, device=self.device
-        )
-        _say(found.to_dict(), as_json=self.json)
-
-
-@dataclass(frozen=True)
-class EvaluateParts:
-    """Part matching across new instances of the synthetic categories, and confidence on objects."""
-
-    model: str | None = None
-    """Model or run folder; by default the model that ships."""
-    count: int = 64
-    """Instances drawn."""
-    size: int = 112
-    """Side of an instance, pixels."""
-    seed: int = 2024
-    """Of the instances: not one that was trained on."""
-    json: bool = False
-    """Print the result as JSON."""
-
-    def run(self) -> None:
-        from surefeat.data.synthetic import draw_many
-        from surefeat.eval.parts import check_parts
-        from surefeat.model import DenseFeatures
-
-        instances = draw_many(self.count, size=self.size, seed=self.seed)
-        found = check_parts(DenseFeatures.from_pretrained(self.model), instances)
-        _say(asdict(found), as_json=self.json)
+        say(done.to_dict(), as_json=self.json)
 
 
 @dataclass(frozen=True)
@@ -222,7 +171,7 @@ class Export:
     """Model or run folder; by default the model that ships."""
 
     def run(self) -> None:
-        from surefeat.export import export
+        from surefeat.exporting import export
         from surefeat.model import DenseFeatures
 
         print(export(DenseFeatures.from_pretrained(self.model, device="cpu"), self.path))
@@ -279,16 +228,32 @@ class DataGet:
 
 
 @dataclass(frozen=True)
-class Evaluate:
-    """Measure a model."""
+class DataShow:
+    """Draw pairs of a benchmark with their keypoints."""
 
-    what: Annotated[
-        Annotated[EvaluateSelf, subcommand("self")] | Annotated[EvaluateParts, subcommand("parts")],
-        arg(name=""),
-    ]
+    name: Positional[Literal["pf-pascal", "pf-willow", "spair", "pairs"]]
+    """pairs: a CSV list in PF-PASCAL's columns."""
+    data: Positional[Path]
+    """Folder of the benchmark, or the list."""
+    out: Path = Path("pairs.png")
+    """Picture to write."""
+    split: str = "test"
+    """Which pairs."""
+    count: int = 6
+    """How many, spread evenly over the list."""
 
     def run(self) -> None:
-        self.what.run()
+        from surefeat.eval.benchmarks import load_benchmark
+        from surefeat.viz_results import keypoint_pairs
+
+        pairs = load_benchmark(self.name, self.data, split=self.split).pairs
+        count = min(self.count, len(pairs))
+        if count < 1:
+            raise ValueError(f"count is {self.count}; draw at least 1 pair")
+        chosen = [pairs[i * len(pairs) // count] for i in range(count)]
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        keypoint_pairs(chosen).savefig(self.out, dpi=150)
+        print(f"{count} of {len(pairs)} pairs in {self.out}")
 
 
 @dataclass(frozen=True)
@@ -296,7 +261,9 @@ class Data:
     """Make and look at data sets."""
 
     what: Annotated[
-        Annotated[DataSynthetic, subcommand("synthetic")] | Annotated[DataGet, subcommand("get")],
+        Annotated[DataSynthetic, subcommand("synthetic")]
+        | Annotated[DataGet, subcommand("get")]
+        | Annotated[DataShow, subcommand("show")],
         arg(name=""),
     ]
 
@@ -338,18 +305,6 @@ def _commands(argv: list[str]) -> Any:
         | Annotated[Demo, subcommand("demo")]
         | Annotated[Data, subcommand("data")]
     )
-
-
-def _say(result: dict[str, Any], *, as_json: bool) -> None:
-    """A result for a script, or a line per value for a person."""
-    if as_json:
-        print(json.dumps(result))
-        return
-    for name, value in result.items():
-        rows = value.items() if isinstance(value, dict) else [(name, value)]
-        for key, entry in rows:
-            shown = f"{entry:.3f}" if isinstance(entry, float) else entry
-            print(f"{key.replace('_', ' '):<20} {shown}")
 
 
 def _report(folder: Path) -> str | None:

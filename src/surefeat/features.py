@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefeat.geometry import Frame, clip_boxes, pixel_to_grid, sample
+from surefeat.reliability import Reliability
 
 Layer = Literal["descriptors", "lower"]
 
@@ -35,6 +36,8 @@ class Features:
     """Network pixels per cell of `descriptors`."""
     name: str = ""
     """Where the image came from."""
+    reliability: Reliability | None = None
+    """What the model knows of its own matches; match_points reads it."""
 
     @property
     def confidence(self) -> Tensor:

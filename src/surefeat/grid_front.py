@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import numpy as np
 from numba import njit
 
 from surefeat.grid_plan import Floats
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-PANEL, BAND, SMALL = 16, 32, 48
-"""Rows eliminated at a time, rows per matrix product, and the front below which plain loops win.
-Larger products were split over threads by BLAS, which then got in the way of our own."""
+PANEL = 32
+"""Rows eliminated at a time, so that they stay in the nearest cache."""
 
 
 def compiled(function: Function) -> Function:
@@ -36,47 +34,30 @@ def eliminate(dense: Floats, own: int, length: int) -> None:
                 share = dense[a, b] / dense[a, a]
                 for j in range(b, length):
                     dense[b, j] -= share * dense[a, j]
-        if length - first > SMALL:
-            _subtract_by_blas(dense, first, last, length)
-        else:
-            _subtract_by_rows(dense, first, last, length)
+        _subtract(dense, first, last, length)
 
 
 @compiled
-def _subtract_by_rows(dense: Floats, first: int, last: int, length: int) -> None:
-    """Rows last: of the front lose what rows first:last explain; two at a time saves passes."""
+def _subtract(dense: Floats, first: int, last: int, length: int) -> None:
+    """Rows last: of the front lose what rows first:last explain; four at a time saves passes.
+
+    Plain loops: BLAS splits such products over threads, which get in the way of our own.
+    """
     size = dense.shape[0]
-    for k in range(first, last - 1, 2):
+    whole = first + (last - first) // 4 * 4
+    for k in range(first, whole, 4):
         for i in range(last, size):
             row, r0, r1 = dense[i, i:length], dense[k, i:length], dense[k + 1, i:length]
+            r2, r3 = dense[k + 2, i:length], dense[k + 3, i:length]
             c0, c1 = r0[0] / dense[k, k], r1[0] / dense[k + 1, k + 1]
+            c2, c3 = r2[0] / dense[k + 2, k + 2], r3[0] / dense[k + 3, k + 3]
             for j in range(row.size):
-                row[j] -= c0 * r0[j] + c1 * r1[j]
-    if (last - first) % 2:
-        k = last - 1
+                row[j] -= c0 * r0[j] + c1 * r1[j] + (c2 * r2[j] + c3 * r3[j])
+    for k in range(whole, last):
         for i in range(last, size):
             share = dense[k, i] / dense[k, k]
             for j in range(i, length):
                 dense[i, j] -= share * dense[k, j]
-
-
-@compiled
-def _subtract_by_blas(dense: Floats, first: int, last: int, length: int) -> None:
-    """The same as matrix products, one for each band of rows, so that half of them is saved."""
-    rest = dense.shape[0] - last
-    scaled = np.empty((rest, last - first))
-    for k in range(last - first):
-        inverse = 1 / dense[first + k, first + k]
-        for i in range(rest):
-            scaled[i, k] = dense[first + k, last + i] * inverse
-    for top in range(0, rest, BAND):
-        bottom = min(rest, top + BAND)
-        panel = dense[first:last, last + top : length].copy()
-        explained = np.dot(scaled[top:bottom], panel)
-        for i in range(top, bottom):
-            row, part = dense[last + i, last + i : length], explained[i - top, i - top :]
-            for j in range(row.size):
-                row[j] -= part[j]
 
 
 @compiled

@@ -123,8 +123,10 @@ def match_points(
     voting: let neighbours that move alike support each other (see voting.py).
     descriptor_weight, lower_weight: shares of the two layers in the similarity.
     refine: place matches between the grid's places. mutual: keep only matches that lead back.
+    reliability: gives each match its probability; by default the model's own, if it has one.
     """
     weights = {"descriptor_weight": descriptor_weight, "lower_weight": lower_weight}
+    standard = (descriptor_weight, lower_weight) == (0.5, 1.0) and not isinstance(voting, Voting)
     side0, side1 = prepare_pair(features0, features1, **weights)
     settings = Voting() if voting is True else voting
     there, back = vote_both_ways(side0, side1, settings) if settings else (None, None)
@@ -136,8 +138,13 @@ def match_points(
     else:
         points = side0.points[spread(quality(side0), side0.points, count=count)]
     found = _match(side0, side1, points, there, back, refine=refine)
+    voted = there is not None
+    known = features0.reliability
+    # The model's own was fitted with the default settings, so others get no probability from it.
+    if reliability is None and known is not None and known.voting == voted and standard:
+        reliability = known
     if reliability is not None:
-        found = _judge(found, reliability, voted=there is not None)
+        found = _judge(found, reliability, voted=voted)
     return found.filter(mutual=mutual, min_score=min_score)
 
 

@@ -18,6 +18,7 @@ from surefeat.config import ModelConfig, Trained, from_dict, to_dict
 from surefeat.features import Features
 from surefeat.geometry import Frame, interpolation, pixel_to_grid
 from surefeat.image import ImageError, ImageLike, prepare
+from surefeat.reliability import Reliability
 from surefeat.weights import load_initial, quantise, stride_in_1x1_of, widen
 
 WEIGHTS, SETTINGS = "model.safetensors", "model.json"
@@ -49,6 +50,7 @@ class DenseFeatures(nn.Module):
         super().__init__()
         self.config = config or ModelConfig()
         self.trunk = build_trunk(self.config.trunk, stride_in_1x1=self.config.stride_in_1x1)
+        self.reliability: Reliability | None = None
         self.lower = _lower_layer(self.config, list(self.trunk.taps))
         self.head = nn.Conv2d(self.trunk.taps[self.trunk.last], self.config.channels + 1, 1)
         _start_sigma_near_one(self.head, self.config.sigma_floor)
@@ -157,6 +159,7 @@ class DenseFeatures(nn.Module):
                     frame=frame,
                     stride=self.stride,
                     name=name,
+                    reliability=self.reliability,
                 ),
             )
 
@@ -192,6 +195,7 @@ class DenseFeatures(nn.Module):
             model.load_state_dict(widen(load_file(weights)))
         except RuntimeError as error:
             raise ValueError(f"{folder}: weights and {SETTINGS} are of different models") from error
+        model.reliability = Reliability.load(folder)
         return model.eval().to(device or best_device())
 
 

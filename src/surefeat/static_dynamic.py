@@ -7,7 +7,9 @@ block elimination of image rows in torch, which gives the same answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -53,21 +55,41 @@ def sd_filter(
             f"values {tuple(values.shape)}, mask {tuple(mask.shape)} and guidance"
             f" {tuple(guidance.shape)} differ in batch or size; resize the guidance to the field"
         )
+    if settings.iterations < 1:
+        raise ValueError(f"iterations is {settings.iterations}; it must be at least 1")
+    with _threads(values.device) as threads:
+        return _filter(values, mask, guidance, settings, threads)
+
+
+@contextmanager
+def _threads(device: torch.device) -> Iterator[int]:
+    """How many threads the solver may start; torch's own, which spin between operations, rest."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _filter(
+    values: Tensor, mask: Tensor, guidance: Tensor, settings: SDSettings, threads: int
+) -> Tensor:
+    """Batches of the same size: (B, C, H, W), (B, H, W), (B, 3, H, W) -> (B, C, H, W)."""
     data = mask.double()
     data = torch.where(data.flatten(1).any(1)[:, None, None], data, torch.ones_like(data))
     targets = torch.where(mask.unsqueeze(1), values.double(), 0.0)
     static = _static_weights(guidance, settings)
-    if settings.iterations < 1:
-        raise ValueError(f"iterations is {settings.iterations}; it must be at least 1")
     # Constant values: the dynamic factor is the same for all edges and channels.
     right, down = (w * (1 + settings.floor) for w in static)
-    result = _solve(data, right, down, targets)
+    result = _solve(data, right, down, targets, threads)
     # From here on every channel has its own system.
     data, right, down = (t.repeat_interleave(values.shape[1], 0) for t in (data, *static))
     targets = targets.flatten(0, 1).unsqueeze(1)
     for _ in range(settings.iterations - 1):
         dynamic = _dynamic_factors(result.flatten(0, 1), settings)
-        solved = _solve(data, right * dynamic[0], down * dynamic[1], targets)
+        solved = _solve(data, right * dynamic[0], down * dynamic[1], targets, threads)
         result = solved.view_as(result)
     return result.float()
 
@@ -122,13 +144,12 @@ def _to_unit(right: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     return (right - low) / span, (down - low) / span
 
 
-def _solve(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor) -> Tensor:
+def _solve(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor, threads: int) -> Tensor:
     """B systems with T right-hand sides each, (B, T, H, W), all float64."""
     if mask.device.type != "cpu" or find_spec("numba") is None:
         return solve_by_rows(mask, right, down, targets)
     from surefeat.grid_solve import solve
 
-    threads = torch.get_num_threads()
     systems = zip(*(t.numpy() for t in (mask, right, down, targets)), strict=True)
     # Influence fades to below 1e-308 across an image, where arithmetic is many times
     # slower; the flag belongs to a thread, and these threads end here.

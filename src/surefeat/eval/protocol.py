@@ -1,0 +1,53 @@
+"""What the measurement of semantic matching fixes, and what it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from surefeat.eval.proposal_file import ProposalSettings
+from surefeat.voting import Voting
+
+Measure = Literal["nearest", "voting", "location", "regions", "flow"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+"""nearest: keypoints by nearest neighbour; voting: with local offset voting; location: nearest
+neighbour with a bonus for the same place, a control; regions: PCR and mIoU; flow: keypoints by
+the paper's route, region matches -> dense flow -> SD filter."""
+POINT_MEASURES: tuple[Measure, ...] = ("flow", "nearest", "voting", "location")
+
+
+@dataclass(frozen=True)
+class LocationBonus:
+    """Control: what is gained by knowing that objects of a benchmark lie alike."""
+
+    weight: float = 0.4
+    """Added to the similarity at the same place; chosen on PF-PASCAL val with res4c."""
+    reach: float = 0.2
+    """Standard deviation of the Gaussian, in sides of the square input; chosen likewise."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Settings of the evaluation; every result file prints them."""
+
+    side: int = 224
+    """Images are resized to this square, pixels; aspect is not kept, as in SCNet's evaluator."""
+    alphas: tuple[float, ...] = (0.05, 0.1, 0.15)
+    """Of PCK."""
+    measures: tuple[Measure, ...] = MEASURES
+    """What is measured on the pairs as they are."""
+    shifted_measures: tuple[Measure, ...] = ("nearest", "voting", "location", "regions")
+    """What is measured again with image 1 shifted; flow costs the most and may be added."""
+    shift: float = 45.0
+    """Of image 1 to the right, in 224ths of its width, mirrored behind."""
+    normalised: bool = True
+    """Region descriptors have unit length; otherwise raw inner products are compared."""
+    proposals: ProposalSettings = field(default_factory=ProposalSettings)
+    voting: Voting = field(default_factory=Voting)
+    location: LocationBonus = field(default_factory=LocationBonus)
+
+    def __post_init__(self) -> None:
+        if not set(self.shifted_measures) <= set(self.measures):
+            raise ValueError(
+                f"shifted measures {self.shifted_measures} must be among {self.measures}"
+            )

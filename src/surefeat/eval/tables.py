@@ -1,0 +1,117 @@
+"""Tables of results beside the published numbers, as markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from surefeat.eval.results import Result, read_result
+
+PUBLISHED = {
+    "Thewlis et al.": 14.4, "AnchorNet": 56.3, "Ours w/o conf.": 60.6, "VGG16": 62.3, "gCNN": 62.6,
+    "ResNet-50-HC": 64.0, "SCNet-A (supervised)": 66.3, "Ours": 66.5,
+}  # fmt: skip
+"""PCK@0.1 on PF-PASCAL by the scnet rule and the route of region matches, from the paper; on its
+302 test pairs, of which 299 are public."""
+PUBLISHED_AS = {"ours": "Ours", "vgg16": "VGG16", "resnet50-hc": "ResNet-50-HC",
+                "without-confidence": "Ours w/o conf."}  # fmt: skip
+"""Our rows' names -> the paper's."""
+
+Table = list[list[str]]
+
+
+def read_results(folder: Path, *, benchmark: str | None = None) -> list[Result]:
+    """The matching results in a folder, by their file names."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            result = read_result(path)
+        except ValueError:
+            continue
+        if "curves" in result and benchmark in (None, result["benchmark"]):
+            found.append(result)
+    if not found:
+        raise ValueError(f"{folder} holds no matching results; write some with surefeat evaluate")
+    return found
+
+
+def groups(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    """Results by benchmark and split, each group by rising PCK of the paper's route or the next."""
+    found: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        found.setdefault((result["benchmark"], result["split"]), []).append(result)
+    return {key: sorted(group, key=_order) for key, group in found.items()}
+
+
+def main_table(results: Sequence[Result]) -> Table:
+    """One benchmark: a line per row, PCK@0.1 by its own rule, region areas, the shifted control."""
+    rule = results[0]["rule"]
+    columns = {
+        "flow": f"flow pck@0.1 {rule}", "nearest": f"nearest pck@0.1 {rule}",
+        "voting": f"voting pck@0.1 {rule}", "location": f"location pck@0.1 {rule}",
+        "shifted nearest": f"shifted nearest pck@0.1 {rule}",
+        "shifted voting": f"shifted voting pck@0.1 {rule}",
+        "PCR area": "pcr area", "mIoU area": "miou area",
+    }  # fmt: skip
+    published = results[0]["benchmark"] == "pf-pascal" and results[0]["split"] == "test"
+    head = ["row", *columns, *(["published"] if published else [])]
+    lines = [head]
+    for result in results:
+        line = [result["row"], *(_shown(result["metrics"].get(name)) for name in columns.values())]
+        if published:
+            line.append(_shown(PUBLISHED.get(PUBLISHED_AS.get(result["row"], ""))))
+        lines.append(line)
+    same = results[0]["metrics"]
+    identity = {"nearest": f"identity pck@0.1 {rule}",
+                "shifted nearest": f"shifted identity pck@0.1 {rule}"}  # fmt: skip
+    lines.append(
+        ["identity (control)", *(_shown(same.get(identity.get(name, ""))) for name in columns)]
+        + ([""] if published else [])
+    )
+    return lines
+
+
+def convention_table(results: Sequence[Result], *, measure: str = "nearest") -> Table:
+    """The same predictions by every rule, per image and per point, at every alpha."""
+    prefix = f"{measure} pck@"
+    every = dict.fromkeys(name for result in results for name in result["metrics"])
+    names = [name for name in every if name.startswith(prefix)]
+    lines = [["row", *(name.removeprefix(f"{measure} ") for name in names)]]
+    for result in results:
+        lines.append([result["row"], *(_shown(result["metrics"].get(name)) for name in names)])
+    return lines
+
+
+def class_table(results: Sequence[Result], *, measure: str) -> Table:
+    """PCK@0.1 by the benchmark's rule, per class."""
+    title = f"{measure} pck@0.1 {results[0]['rule']}"
+    having = [result for result in results if title in result["by_class"]]
+    if not having:
+        return []
+    classes = sorted(having[0]["by_class"][title])
+    lines = [["row", *classes]]
+    for result in having:
+        values = result["by_class"][title]
+        lines.append([result["row"], *(_shown(values.get(name)) for name in classes)])
+    return lines
+
+
+def markdown(table: Table) -> str:
+    """A table as markdown; pipes in names are escaped."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
+    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]]) + "\n"
+
+
+def _order(result: Result) -> tuple[float, str]:
+    rule, metrics = result["rule"], result["metrics"]
+    names = (f"{measure} pck@0.1 {rule}" for measure in ("flow", "nearest", "voting"))
+    found = next((metrics[name] for name in names if metrics.get(name) is not None), 0.0)
+    return float(found), str(result["row"])
+
+
+def _shown(value: Any) -> str:
+    """Percentages with one decimal, areas with three, nothing for what was not measured."""
+    if value is None:
+        return ""
+    return f"{value:.3f}" if abs(value) < 1 else f"{value:.1f}"

@@ -1,0 +1,104 @@
+"""Figures of results: the paper's PCR over threshold and mIoU over k, and keypoints of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from surefeat.data.pairs import Pair
+from surefeat.viz_style import (
+    GREY,
+    PALETTE,
+    STYLE,
+    new_figure,
+    pairs_of_tiles,
+    picture,
+    show,
+    small_title,
+)  # fmt: skip
+
+try:
+    from matplotlib import colormaps, rc_context
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
+
+
+@rc_context(STYLE)
+def region_figure(results: Sequence[dict[str, Any]]) -> Figure:
+    """PCR over the threshold on 1 - IoU, and mIoU over k, a curve per row (paper, figure 5)."""
+    having = [result for result in results if "pcr" in result["curves"]]
+    if not having:
+        raise ValueError("no result has region curves; evaluate with --measures regions")
+    name = f"{having[0]['benchmark']} {having[0]['split']}"
+    figure = new_figure(
+        3.6, f"Region matching on {name}. Left: share of regions whose best match misses the truth "
+        "by less than the threshold. Right: mean overlap of each pair's k best-scored matches. In "
+        "the legends the area under the curve."
+    )  # fmt: skip
+    left, right = figure.subplots(1, 2)
+    for number, result in enumerate(having):
+        look: dict[str, Any] = {
+            "color": PALETTE[number % len(PALETTE)],
+            "linestyle": ("-", "--", ":")[number // len(PALETTE) % 3],
+        }
+        pcr, miou = result["curves"]["pcr"], result["curves"]["miou"]
+        areas = (result["metrics"]["pcr area"], result["metrics"]["miou area"])
+        thresholds = [t / 100 for t in range(101)]
+        left.plot(thresholds, pcr, label=f"{result['row']} {areas[0]:.3f}", **look)
+        right.plot(range(1, 101), miou, label=f"{result['row']} {areas[1]:.3f}", **look)
+    left.set(title="PCR", xlabel="threshold on 1 - IoU", ylabel="share", xlim=(0, 1), ylim=(0, 1))
+    right.set(title="mIoU@k", xlabel="k", ylabel="mean IoU", xlim=(1, 100))
+    left.legend()
+    right.legend()
+    return figure
+
+
+@rc_context(STYLE)
+def pck_figure(results: Sequence[dict[str, Any]]) -> Figure:
+    """PCK@0.1 of every row by every route, and with image 1 shifted."""
+    rule = results[0]["rule"]
+    routes = ("flow", "nearest", "voting", "location")
+    figure = new_figure(
+        0.6 + 0.5 * len(results), f"PCK@0.1 ({rule} rule) by each route; the hollow mark is the "
+        "same with image 1 shifted, where knowing the place does not help."
+    )  # fmt: skip
+    axes = figure.subplots()
+    for number, route in enumerate(routes):
+        for filled, prefix in ((True, ""), (False, "shifted ")):
+            found = [
+                (result["metrics"].get(f"{prefix}{route} pck@0.1 {rule}"), place)
+                for place, result in enumerate(results)
+            ]
+            known = [(value, place) for value, place in found if value is not None]
+            axes.plot(
+                [value for value, _ in known], [place for _, place in known], "o",
+                color=PALETTE[number], markerfacecolor=PALETTE[number] if filled else "white",
+                label=route if filled and known else None,
+            )  # fmt: skip
+    axes.set_yticks(range(len(results)), [result["row"] for result in results])
+    axes.set(xlabel="percent of keypoints", ylim=(-0.5, len(results) - 0.5))
+    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return figure
+
+
+@rc_context(STYLE)
+def keypoint_pairs(pairs: Sequence[Pair]) -> Figure:
+    """Pairs of a benchmark with their common keypoints, equal colours where they correspond."""
+    aspects = [max(h / w for h, w in (pair.size0, pair.size1)) for pair in pairs]
+    figure, tiles = pairs_of_tiles(
+        aspects, label="Pairs and the keypoints both images have, in equal colours."
+    )
+    for pair, axes in zip(pairs, tiles, strict=True):
+        points = pair.common()
+        count = len(points[0])
+        colours = colormaps["turbo"]([i / max(1, count - 1) for i in range(count)])
+        for axis, path, each in zip(axes, (pair.image0, pair.image1), points, strict=True):
+            show(axis, *picture(path))
+            axis.scatter(*each.T, c=colours, s=18, edgecolors="white", linewidths=0.7)
+            small_title(axis, path.name)
+        axes[0].annotate(
+            pair.category, (0, 1), (0, 16), xycoords="axes fraction", textcoords="offset points",
+            color=GREY, fontsize=8.5,
+        )  # fmt: skip
+    return figure

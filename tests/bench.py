@@ -1,0 +1,44 @@
+"""A benchmark that is drawn in a second: synthetic instances as a list of pairs."""
+
+from __future__ import annotations
+
+import csv
+from itertools import permutations
+from pathlib import Path
+
+import torch
+
+from surefeat.config import ModelConfig
+from surefeat.data.synthetic import CATEGORIES, correspondences, draw_many
+from surefeat.image import Image
+from surefeat.model import DenseFeatures
+
+SIZE = 96
+
+
+def write_pairs(folder: Path, *, count: int = 16, most: int = 6) -> Path:
+    """Images and pairs.csv in PF-PASCAL's columns; pairs of one category, in both directions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    instances = draw_many(count, size=SIZE, seed=5)
+    for number, one in enumerate(instances):
+        Image.fromarray(one.image.permute(1, 2, 0).numpy()).save(folder / f"{number}.png")
+    rows = []
+    for (i, first), (j, second) in permutations(enumerate(instances), 2):
+        if first.category == second.category and len(rows) < most:
+            points0, points1 = correspondences(first, second)
+            if len(points0) >= 3:
+                columns = (";".join(f"{v:.2f}" for v in p) for p in (*points0.T, *points1.T))
+                name = CATEGORIES[first.category].name
+                rows.append([f"{i}.png", f"{j}.png", name, *columns])
+    with (folder / "pairs.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["source_image", "target_image", "class", "XA", "YA", "XB", "YB"])
+        writer.writerows(rows)
+    return folder / "pairs.csv"
+
+
+def write_model(folder: Path) -> Path:
+    """A small network with random weights."""
+    torch.manual_seed(1)
+    DenseFeatures(ModelConfig(trunk="small", channels=16, longest_side=SIZE)).save_pretrained(folder)
+    return folder
