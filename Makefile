@@ -23,5 +23,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+results: setup
+	$(BIN)/python results/tables.py
+
 clean:
 	rm -rf .venv demo-output

@@ -112,7 +112,7 @@ def pictures(model: DenseFeatures, fresh: list[Instance]) -> Section:
         )
         for first, second, found, truth in pairs
     )
-    text = "Lines are green where the match is right, red where it is wrong."
+    text = "Lines are green where the match is right, orange where it is wrong."
     return Section("New instances, matched", text=text, figures=figures)
 
 

@@ -40,5 +40,7 @@ def write_pairs(folder: Path, *, count: int = 16, most: int = 6) -> Path:
 def write_model(folder: Path) -> Path:
     """A small network with random weights."""
     torch.manual_seed(1)
-    DenseFeatures(ModelConfig(trunk="small", channels=16, longest_side=SIZE)).save_pretrained(folder)
+    DenseFeatures(ModelConfig(trunk="small", channels=16, longest_side=SIZE)).save_pretrained(
+        folder
+    )
     return folder

@@ -124,7 +124,9 @@ def test_weights_are_found_by_what_they_hold(weights: tuple[Path, Path], images:
 
 
 def test_an_unknown_row_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"unknown row 'dino'; choose ours, resnet50-hc, .*hog, or"):
+    with pytest.raises(
+        ValueError, match=r"unknown row 'dino'; choose ours, resnet50-hc, .*hog, or"
+    ):
         build_row("dino", init=(), device=CPU)
 
 

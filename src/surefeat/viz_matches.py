@@ -43,6 +43,12 @@ def _side_by_side(image0: ImageLike, image1: ImageLike, label: str) -> tuple[Fig
     return figure, axes
 
 
+def _span(values: Tensor) -> Normalize:
+    """From the lowest to the highest value, never empty."""
+    low, high = float(values.min()), float(values.max())
+    return Normalize(low, max(high, low + 1e-6))
+
+
 @rc_context(STYLE)
 def match_lines(
     image0: ImageLike,
@@ -60,8 +66,9 @@ def match_lines(
     if not len(matches):
         figure.suptitle("no matches")
         return figure
-    values = matches.score if matches.probability is None else matches.probability
-    norm = Normalize(float(values.min()), max(float(values.max()), float(values.min()) + 1e-6))
+    values, norm = matches.score, _span(matches.score)
+    if matches.probability is not None:
+        values, norm = matches.probability, Normalize(0, 1)
     colours: list[Any] = [colormaps["viridis"](norm(float(value))) for value in values]
     if right is not None:
         colours = [_RIGHT if bool(ok) else _WRONG for ok in right]
@@ -95,7 +102,7 @@ def region_matches(
         figure.suptitle("no matches")
         return figure
     scores = matches.score.cpu()[order]
-    norm = Normalize(float(scores.min()), max(float(scores.max()), float(scores.min()) + 1e-6))
+    norm = _span(scores)
     # The best are drawn last, on top.
     for row in reversed(order.tolist()):
         colour = colormaps[_SCORES](norm(float(matches.score[row])))

@@ -49,9 +49,12 @@ def evaluate_row(
     with tqdm(total=len(material.cases), desc=row.name, disable=quiet, unit="pair") as bar:
         for chunk in _chunks(material):
             if not all((case.number, case.variant) in records for case in chunk):
-                found = measure(chunk, row, store, material.pictures, material.protocol)
-                _append(cache, found)
-                records |= {(each["pair"], each["variant"]): each for each in found}
+                found = {
+                    (each["pair"], each["variant"]): each
+                    for each in measure(chunk, row, store, material.pictures, material.protocol)
+                }
+                _append(cache, [found[key] for key in found if key not in records])
+                records = found | records
             bar.update(len(chunk))
     seconds = time.perf_counter() - start
     ordered = [records[case.number, case.variant] for case in material.cases]
