@@ -127,3 +127,33 @@ def test_bad_boxes_and_pairs_are_refused_in_words() -> None:
     other = Features(f1.descriptors[:4], f1.uncertainty, f1.lower, f1.frame, f1.stride)
     with pytest.raises(ValueError, match=r"6 and 4 channels .* same model"):
         match_regions(f0, other, boxes(3, 0), boxes(3, 1))
+
+
+def test_dense_matches_by_regions_follow_shifted_boxes() -> None:
+    """All regions move by (6, -3): so does every pixel that can, and the score is the region's."""
+    from surefeat.dense import match_dense_by_regions
+    from surefeat.regions import RegionMatches
+
+    frame = Frame((48, 64), (48, 64))
+    generator = torch.Generator().manual_seed(0)
+    features = Features(
+        descriptors=F.normalize(torch.randn(4, 6, 8, generator=generator), dim=0),
+        uncertainty=torch.full((6, 8), 0.5),
+        lower=F.normalize(torch.randn(4, 6, 8, generator=generator), dim=0),
+        frame=frame,
+        stride=8,
+    )
+    boxes0 = torch.tensor([[4.0, 8.0, 30.0, 40.0], [20.0, 10.0, 50.0, 44.0]])
+    moved = boxes0 + torch.tensor([6.0, -3.0, 6.0, -3.0])
+    matches = RegionMatches(
+        boxes0, moved, torch.tensor([0.9, 0.4]), torch.arange(2), torch.arange(2)
+    )
+    image = torch.randint(0, 255, (3, 48, 64), generator=generator, dtype=torch.uint8)
+    found = match_dense_by_regions(features, features, image, matches)
+    ys, xs = torch.meshgrid(torch.arange(48), torch.arange(64), indexing="ij")
+    expected = torch.stack([(xs + 6).clamp_max(63), (ys - 3).clamp_min(0)], -1).float()
+    torch.testing.assert_close(found.points1, expected, atol=1e-2, rtol=0)
+    assert found.score[20, 10].item() == pytest.approx(0.9)
+    assert found.score[20, 45].item() == pytest.approx(0.4)
+    assert found.score[0, 0].item() == 0
+    torch.testing.assert_close(found.confidence, torch.full((48, 64), 2.0))

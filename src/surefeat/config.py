@@ -126,7 +126,7 @@ class TrainConfig:
     on CUDA from 3,000 steps on, or from 1,000 when all layers learn."""
     log_every: int = 50
     """Steps between lines of metrics.jsonl."""
-    check_every: int = 0
+    check_every: int = 250
     """Steps between label-free checks on held-out images; 0 = only at the end."""
     checkpoint_every: int = 200
     """Steps between checkpoints."""
@@ -191,6 +191,7 @@ def preset(name: Literal["ours", "paper", "small"]) -> Config:
                 lr=2e-3,
                 head_lr=2e-3,
                 log_every=10,
+                check_every=100,
                 checkpoint_every=100,
             ),
             data=replace(ours.data, side=112),

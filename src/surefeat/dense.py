@@ -1,4 +1,4 @@
-"""Dense matching by nearest neighbour: target pixel and confidence for every pixel of image 0."""
+"""Dense matching, by nearest neighbour or through regions: a target for every pixel of image 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefeat.features import Features
+from surefeat.flow import flow_from_regions, sd_filter
+from surefeat.geometry import cell_centres
 from surefeat.nearest import even_grid, find, join, prepare_pair, vote
+from surefeat.regions import RegionMatches
 from surefeat.voting import Voting
 
 PIXELS_PER_QUERY = 4
@@ -67,6 +70,28 @@ def match_dense(
     points1 = full[:2].permute(1, 2, 0) + start.reshape(height, width, 2)
     top = points1.new_tensor(features1.frame.original).flip(0) - 1
     return DenseMatches(points1.clamp_min(0).minimum(top), full[2], 2 / full[3])
+
+
+def match_dense_by_regions(
+    features0: Features, features1: Features, image0: Tensor, matches: RegionMatches
+) -> DenseMatches:
+    """The paper's route: region matches -> flow -> SD filter along the edges of image 0.
+
+    image0: (3, H, W) uint8, in original pixels. The score of a pixel is that of the region it moves
+    with, and 0 where the filter filled a hole.
+    """
+    size0, size1 = features0.frame.original, features1.frame.original
+    if tuple(image0.shape[-2:]) != size0:
+        raise ValueError(f"image0 is {tuple(image0.shape)}, its features are of {size0}")
+    regions = (matches.boxes0.cpu(), matches.boxes1.cpu(), matches.score.cpu())
+    field, score = flow_from_regions(*regions, size0=size0, size1=size1)
+    field = sd_filter(field.permute(2, 0, 1), score > 0, image0.cpu()).permute(1, 2, 0)
+    places = cell_centres(size=size0, stride=1.0)
+    top = torch.tensor([size1[1] - 1, size1[0] - 1])
+    points1 = (places + field.reshape(-1, 2)).clamp_min(0).minimum(top)
+    trust = [f.confidence_at(p).cpu() for f, p in ((features0, places), (features1, points1))]
+    confidence = 2 / (1 / trust[0] + 1 / trust[1])
+    return DenseMatches(points1.reshape(*size0, 2), score, confidence.reshape(size0))
 
 
 def _same_place(points: Tensor, features0: Features, features1: Features) -> Tensor:

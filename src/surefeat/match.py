@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefeat.dense import DenseMatches, match_dense
+from surefeat.dense import DenseMatches, match_dense, match_dense_by_regions
 from surefeat.distinctive import quality, spread
 from surefeat.features import Features, stack_points
 from surefeat.nearest import Peaks, Side, find, prepare_pair, vote_both_ways
@@ -23,6 +23,7 @@ __all__ = [
     "RegionMatches",
     "Voting",
     "match_dense",
+    "match_dense_by_regions",
     "match_points",
     "match_regions",
 ]

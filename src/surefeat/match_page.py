@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefeat import viz
-from surefeat.dense import match_dense
+from surefeat.dense import match_dense, match_dense_by_regions
 from surefeat.image import load
 from surefeat.match import Matches, match_points
 from surefeat.model import DenseFeatures
@@ -17,6 +17,12 @@ from surefeat.page import Section, write_page
 from surefeat.proposals import propose
 from surefeat.regions import RegionMatches, match_regions
 from surefeat.runs import write_bytes, write_text
+
+
+_REGIONS = (
+    "The best of the proposed regions, and every pixel moved with its region and smoothed along "
+    "the photo's edges: the paper's route, without agreement between neighbours."
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +75,11 @@ def match_photos(
     if regions:
         boxes0, boxes1 = propose(photo0, count=regions), propose(photo1, count=regions)
         found = match_regions(features0, features1, boxes0, boxes1)
-        figure = viz.region_matches(photo0, photo1, found)
-        sections.insert(1, Section("Regions", figures=(figure,)))
+        flow = match_dense_by_regions(
+            features1, features0, photo1, match_regions(features1, features0, boxes1, boxes0)
+        )
+        figures = (viz.region_matches(photo0, photo1, found), viz.warped(photo0, photo1, flow))
+        sections.insert(1, Section("Regions", text=_REGIONS, figures=figures))
     return _write(Path(out), (Path(image0).name, Path(image1).name), matches, found, sections)
 
 
