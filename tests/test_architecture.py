@@ -19,10 +19,10 @@ ROOT = Path(surefeat.__file__).parent
 # for every module of a package. A new module goes where its imports allow and its users need it.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("config",),
-    ("geometry", "image"),
+    ("geometry", "image", "device", "model_files"),
     (
-        "warp", "backbone", "weights", "loss", "proposals", "prim", "grid_plan", "grid_front",
-        "grid_solve", "static_dynamic", "reliability",
+        "warp", "folding", "backbone", "weights", "loss", "proposals", "prim", "grid_plan",
+        "grid_front", "grid_solve", "static_dynamic", "reliability",
     ),
     ("features", "model"),
     (
@@ -35,7 +35,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "viz", "viz_style", "viz_curves", "viz_matches", "viz_results", "page", "match_page",
         "results_page", "report", "exporting",
     ),
-    ("demo_pictures", "demo", "cli_evaluate", "cli"),
+    ("demo_pictures", "demo", "cli_evaluate", "cli_data", "cli"),
     ("__main__",),
 )  # fmt: skip
 

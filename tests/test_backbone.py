@@ -9,8 +9,9 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from surefeat.backbone import ResNet50, Vgg16, build_trunk, conv_bn
+from surefeat.backbone import ResNet50, Vgg16, build_trunk
 from surefeat.config import ModelConfig
+from surefeat.folding import conv_bn
 from surefeat.model import DenseFeatures
 from surefeat.weights import load_initial, read_weights, stride_in_1x1_of
 

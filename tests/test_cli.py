@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from surefeat import cli, match_page
 from surefeat.cli import main
 from surefeat.config import ModelConfig
 from surefeat.data.synthetic import write_folder
@@ -141,6 +142,69 @@ def test_points_outside_and_wrong_models_are_one_line_errors(
     assert "500" in said
     assert "no model at" in _fails(f"match {pair} --out {out} --model {photos}", capsys)
     assert not out.exists()
+
+
+def test_a_large_photo_is_drawn_small_and_matched_in_its_own_pixels(
+    photos: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    fields: list[tuple[int, ...]] = []
+    plain = match_page.match_dense
+
+    def watched(*features: Features, voting: bool) -> object:
+        found = plain(*features, voting=voting)
+        fields.append(tuple(found.points1.shape))
+        return found
+
+    monkeypatch.setattr(match_page, "match_dense", watched)
+    first, second = _images(photos)[:2]
+    Image.open(second).resize((3000, 1500)).save(tmp_path / "large.jpg")
+    command = f"match {first} {tmp_path / 'large.jpg'} --model {model} --regions 20"
+    main([*command.split(), "--out", str(tmp_path / "out"), "--no-mutual"])
+    assert max(fields[0]) <= 512
+    found = json.loads((tmp_path / "out" / "matches.json").read_text())
+    assert found["size1"] == [1500, 3000]
+    assert 1000 < max(x for x, _ in found["points1"]) < 3000
+    assert max(box[2] for box in found["regions"]["boxes1"]) > 1000
+
+
+def test_other_files_where_a_model_is_wanted_are_one_line_errors(
+    photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = _images(photos)[:2]
+    weights = (Path(model) / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    match = f"match {first} {second} --out {tmp_path / 'out'} --model"
+    for text in ("", "[]", '{"architectures": ["Bert"]}', '{"config": {"x": 1}, "sha256": ""}'):
+        (tmp_path / "model.json").write_text(text)
+        assert "is not what save_pretrained writes" in _fails(f"{match} {tmp_path}", capsys)
+    said = _fails(f"{match} {model} --device tpu", capsys)
+    assert "unknown device 'tpu'; choose cuda" in said
+    assert "there is no cuda:99 here" in _fails(f"{match} {model} --device cuda:99", capsys)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "bad.safetensors").write_text("no weights")
+    start = f"pretrain {photos} --out {tmp_path / 'run'} --preset small --init"
+    assert "not a safetensors file" in _fails(f"{start} {tmp_path / 'bad.safetensors'}", capsys)
+
+
+def test_a_resumed_run_keeps_its_settings_and_takes_more_steps(
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "_report", lambda folder: None)  # drawing takes most of the time
+    same = (
+        f"pretrain {photos} --out {tmp_path / 'run'} --preset small --init none --device cpu "
+        "--json --warp.size 48 --loss.points 32 --data.side 64"
+    )
+    main(f"{same} --train.batch 2 --steps 2".split())
+    assert json.loads(capsys.readouterr().out)["steps"] == 2
+    main(f"{same} --train.batch 4 --steps 3 --resume".split())
+    assert json.loads(capsys.readouterr().out)["steps"] == 3
+    train = json.loads((tmp_path / "run" / "config.json").read_text())["train"]
+    assert (train["steps"], train["batch"]) == (3, 2)
 
 
 def test_pretrain_on_nothing_leaves_nothing_behind(

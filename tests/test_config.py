@@ -7,7 +7,15 @@ from dataclasses import fields, is_dataclass, replace
 
 import pytest
 
-from surefeat.config import Config, LossConfig, TrainConfig, from_dict, preset, to_dict
+from surefeat.config import (
+    Config,
+    LossConfig,
+    TrainConfig,
+    check_numbers,
+    from_dict,
+    preset,
+    to_dict,
+)
 
 
 def test_the_paper_preset_has_the_printed_numbers() -> None:
@@ -70,3 +78,17 @@ def test_settings_cannot_be_changed_in_place() -> None:
         assert is_dataclass(part)
         with pytest.raises(AttributeError):
             setattr(part, fields(part)[0].name, None)
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value"),
+    [("train", "batch", 0), ("warp", "size", 0), ("loss", "points", 1), ("data", "side", -4)],
+)
+def test_numbers_that_cannot_work_are_refused_by_their_flag(
+    group: str, name: str, value: int
+) -> None:
+    config = preset("small")
+    check_numbers(config)
+    changed = replace(getattr(config, group), **{name: value})
+    with pytest.raises(ValueError, match=f"--{group}.{name} is {value}; use at least"):
+        check_numbers(replace(config, **{group: changed}))

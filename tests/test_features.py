@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from torchvision.ops import roi_pool
 
 from surefeat.features import Features, stack_boxes, stack_points
 from surefeat.geometry import Frame
+from surefeat.match import match_points
+from surefeat.reliability import Reliability
 
 
 def make(
@@ -153,6 +156,15 @@ def test_saved_features_come_back(tmp_path: Path) -> None:
     assert (loaded.frame, loaded.stride) == (features.frame, features.stride)
     assert torch.allclose(loaded.lower, features.lower, atol=1e-3)
     assert torch.equal(loaded.uncertainty, features.uncertainty)
+    assert loaded.reliability is None
+
+
+def test_saved_features_still_know_how_far_their_matches_can_be_trusted(tmp_path: Path) -> None:
+    known = Reliability((1.0, 2.0, 3.0, 4.0), 0.5, (0.0,) * 4, (1.0,) * 4, True, 0.1, "pairs", 9)
+    replace(make(), reliability=known).save(tmp_path / "a.safetensors")
+    loaded = Features.load(tmp_path / "a.safetensors")
+    assert loaded.reliability == known
+    assert match_points(loaded, loaded, [[3, 4]]).probability is not None
 
 
 def test_a_finer_lower_layer_is_read_at_the_same_place() -> None:

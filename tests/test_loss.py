@@ -217,6 +217,17 @@ def test_images_without_overlap_do_not_count() -> None:
     assert both.item() == pytest.approx(only.item() / 2, rel=1e-6)
 
 
+def test_an_image_without_overlap_takes_no_slots_from_those_after_it() -> None:
+    """Its points are one point repeated: 144 matches, more than all slots of the batch."""
+    config = LossConfig(negatives=3, ignore_radius=20.0)
+    batch = _random_batch(1)
+    only = pair_loss(*[t[1:] for t in batch], config)
+    batch[4][0] = batch[4][0, :1]
+    both = pair_loss(*batch, config, valid=torch.tensor([False, True]))
+    assert both.total.item() == pytest.approx(only.total.item() / 2, rel=1e-6)
+    assert both.positive_score.item() == pytest.approx(only.positive_score.item(), rel=1e-6)
+
+
 def test_balance_gives_both_sets_the_same_weight() -> None:
     """All positives perfect, all negatives of score 1: plain loss 0 and 1, balanced 1/2."""
     same = torch.zeros(1, 3, 4)

@@ -358,3 +358,17 @@ def test_a_damaged_reliability_file_is_refused_and_a_missing_one_is_none(tmp_pat
         (tmp_path / "reliability.json").write_text(text)
         with pytest.raises(ValueError, match="fit it again"):
             Reliability.load(tmp_path)
+
+
+def test_the_trusted_score_combines_similarity_and_confidence() -> None:
+    """Density over [0, 1] with sigma .2083 has mean loss .2 (tabulated), so a gap of .6."""
+    one = torch.ones(3)
+    sigma = torch.tensor([0.2083, 1e6, 0.2083])
+    matches = Matches(
+        points0=torch.zeros(3, 2), points1=torch.zeros(3, 2),
+        score=torch.tensor([0.5, 0.5, -0.4]), confidence=1 / sigma, margin=one, round_trip=one,
+        mutual=torch.ones(3, dtype=torch.bool), index=torch.arange(3), size0=(8, 8), size1=(8, 8),
+    )  # fmt: skip
+    torch.testing.assert_close(
+        matches.trusted_score, torch.tensor([0.3, 0.0, 0.0]), atol=1e-3, rtol=0
+    )

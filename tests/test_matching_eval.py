@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import surefeat.eval.evaluate as evaluation
@@ -19,8 +20,8 @@ from surefeat.baselines.known import build_row
 from surefeat.baselines.rows import Row, as_features
 from surefeat.data.pairs import Pair, load_pairs
 from surefeat.eval.benchmarks import load_benchmark, shifted, shifted_boxes
+from surefeat.eval.matching import find_near, finer, measure, to_square
 from surefeat.eval.material import Material, prepare_material
-from surefeat.eval.matching import find_near, measure, to_square
 from surefeat.eval.proposal_file import ProposalSettings, proposals_of
 from surefeat.eval.protocol import LocationBonus, Protocol
 from surefeat.eval.results import read_result
@@ -185,7 +186,8 @@ def test_flow_and_regions_come_from_the_same_matches(material: Material, model: 
     row = build_row(f"mine={model}", init=(), device=CPU)
     store = FeatureStore(row, material.pictures, device=CPU, limit=1 << 30)
     case = next(c for c in material.cases if c.truth is not None and len(c.truth.active) > 3)
-    (record,) = measure([case], row, store, material.pictures, PROTOCOL)
+    coarse = replace(PROTOCOL, pooled_cells=1)
+    (record,) = measure([case], row, store, material.pictures, coarse)
     assert case.truth is not None
     features0, features1 = (store[key] for key in case.keys)
     found = match_regions(features0, features1, case.boxes0, case.boxes1)
@@ -232,10 +234,27 @@ def test_shifted_boxes_are_cut_at_the_edge_or_left_out() -> None:
     assert found.tolist() == [[20, 0, 29, 9], [90, 0, 99, 9]]
 
 
+def test_finer_maps_are_read_alike_between_their_cells(material: Material, model: Path) -> None:
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, device=CPU, limit=1 << 30)
+    given = store[material.cases[0].keys[0]]
+    fine = finer(given, cells=24)
+    assert fine.descriptors.shape == (16, 24, 24)
+    assert (fine.uncertainty.shape, fine.stride, given.stride) == ((24, 24), 4, 8)
+    # The finer cells' centres lie a quarter of a cell beside the coarser ones.
+    points = torch.cartesian_prod(torch.arange(24), torch.arange(24)).flip(-1) * 4 + 1.5
+    torch.testing.assert_close(fine.at(points), given.at(points), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(fine.confidence_at(points), given.confidence_at(points))
+    assert torch.equal(finer(fine, cells=24).lower, F.normalize(fine.lower, dim=0))
+
+
 def test_boxes_stay_upright_in_the_square() -> None:
     frame = Frame(original=(300, 300), network=(100, 100))
-    found = to_square(torch.tensor([[30.0, 30, 30, 30], [0, 0, 299, 299]]), frame)
+    boxes = torch.tensor([[30.0, 30, 30, 30], [0, 0, 299, 299], [299, 20, 299, 40]])
+    found = to_square(boxes, frame)
     assert bool((found[:, 2:] >= found[:, :2]).all())
+    assert bool((found >= 0).all())
+    assert bool((found <= 99).all())
     assert found[1].tolist() == pytest.approx([0, 0, 99, 99], abs=1e-4)
 
 

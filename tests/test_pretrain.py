@@ -17,7 +17,9 @@ from PIL import Image
 from hostile import make
 from surefeat.config import ModelConfig
 from surefeat.data.batches import Part
-from surefeat.data.sources import SourceError
+from surefeat.data.canvas import decode_all
+from surefeat.data.sources import Item, SourceError
+from surefeat.eval.folder import check_folder
 from surefeat.model import DenseFeatures
 from surefeat.pretraining import join_processes
 from surefeat.runs import Run
@@ -115,6 +117,27 @@ def test_the_check_is_on_images_that_were_not_learned_from(
     assert not seen["learned"] & seen["checked"]
 
 
+def test_a_later_check_is_on_the_images_that_the_run_held_out(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = learn(source, tmp_path / "run", tiny(), steps=1)
+    about = json.loads((done.folder / "images.json").read_text())
+    seen: list[str] = []
+
+    def watched(items: list[Item], **options: Any) -> Any:
+        seen.extend(item.name for item in items)
+        return decode_all(items, **options)
+
+    monkeypatch.setattr("surefeat.eval.folder.decode_all", watched)
+    check_folder(source, model=done.folder, device="cpu")
+    assert sorted(seen) == sorted(about["held_out_names"])
+    assert len(seen) == about["held_out"] == 2
+    seen.clear()
+    images(tmp_path / "more" / "new", count=3)
+    check_folder(tmp_path / "more", model=done.folder, device="cpu")
+    assert len(seen) == 3
+
+
 def test_the_callers_random_numbers_are_left_alone(source: Path, tmp_path: Path) -> None:
     torch.manual_seed(7)
     before = torch.get_rng_state()
@@ -167,7 +190,7 @@ def test_processes_find_their_part_of_the_work(monkeypatch: pytest.MonkeyPatch) 
     joined: list[str] = []
     monkeypatch.setattr(torch.distributed, "init_process_group", joined.append)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
     for name, value in (("WORLD_SIZE", "4"), ("RANK", "3"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
     assert join_processes("cpu") == (Part(3, 4), torch.device("cpu"))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from tyro.conf import Positional, arg, subcommand
 
+from surefeat.cli_data import Data
 from surefeat.cli_evaluate import Evaluate, say
 from surefeat.config import Config, preset
 
@@ -32,6 +33,8 @@ class Pretrain:
     """ours: what worked best; paper: as printed; small: for a CPU. Sets the defaults below."""
     init: str = "imagenet"
     """Initial weights: imagenet (downloaded), none, or a file (safetensors, state dict)."""
+    steps: int | None = None
+    """The same as --train.steps; with --resume, the run's new last step."""
     images: Path | None = None
     """Where a list or COCO json finds its images: a folder or tar shards."""
     crop: Path | None = None
@@ -43,7 +46,7 @@ class Pretrain:
     context: float = 0.2
     """Boxes grow by this share of their size on each side."""
     resume: bool = False
-    """Continue the run in --out exactly, with its own settings."""
+    """Continue the run in --out exactly, with its own settings; only --steps may change."""
     overfit: int = 0
     """Learn this many images by heart: a check that learning works."""
     device: str | None = None
@@ -58,20 +61,17 @@ class Pretrain:
         from surefeat.pretraining import pretrain
 
         done = pretrain(
-            self.source, out=self.out, config=self.config, init=self.init, crop=self.crop,
-            resume=self.resume, overfit=self.overfit, device=self.device, quiet=self.json,
-            tensorboard=self.tensorboard, images=self.images, keep=self.keep,
+            self.source, out=self.out, steps=self.steps, config=self.config, init=self.init,
+            crop=self.crop, resume=self.resume, overfit=self.overfit, device=self.device,
+            quiet=self.json, tensorboard=self.tensorboard, images=self.images, keep=self.keep,
             categories=self.categories, context=self.context,
         )  # fmt: skip
-        result: dict[str, Any] = {
-            "model": str(done.folder / "model"),
-            "steps": done.progress.step,
-            "seconds": round(done.progress.seconds, 1),
-            "skipped": len(done.skipped),
+        result = {
+            "model": str(done.folder / "model"), "steps": done.progress.step,
+            "seconds": round(done.progress.seconds, 1), "skipped": len(done.skipped),
             "self_check": done.check.to_dict() if done.check else None,
-        }
-        report = _report(done.folder)
-        say(result | {"report": report}, as_json=self.json)
+        }  # fmt: skip
+        say(result | {"report": _report(done.folder)}, as_json=self.json)
 
 
 @dataclass(frozen=True)
@@ -169,12 +169,15 @@ class Export:
     """File to write; its extension decides."""
     model: str | None = None
     """Model or run folder; by default the model that ships."""
+    json: bool = False
+    """Print the result as JSON."""
 
     def run(self) -> None:
         from surefeat.exporting import export
         from surefeat.model import DenseFeatures
 
-        print(export(DenseFeatures.from_pretrained(self.model, device="cpu"), self.path))
+        done = export(DenseFeatures.from_pretrained(self.model, device="cpu"), self.path)
+        say(asdict(done) | {"path": str(done.path)}, as_json=self.json)
 
 
 @dataclass(frozen=True)
@@ -192,89 +195,11 @@ class Demo:
         launch(self.model, port=self.port)
 
 
-@dataclass(frozen=True)
-class DataSynthetic:
-    """Draw synthetic object categories with their keypoints: a folder to try things on."""
-
-    out: Positional[Path]
-    """Folder to write PNGs and keypoints.json (COCO) to."""
-    count: int = 240
-    """Images."""
-    size: int = 128
-    """Side of an image, pixels."""
-    seed: int = 0
-    """Another seed, other instances."""
-
-    def run(self) -> None:
-        from surefeat.data.synthetic import write_folder
-
-        write_folder(self.out, count=self.count, size=self.size, seed=self.seed)
-        print(f"{self.count} images and keypoints.json in {self.out}")
-
-
-@dataclass(frozen=True)
-class DataGet:
-    """Download a public benchmark, checked and resumable, or learn where to put a copy."""
-
-    name: Positional[str]
-    """pf-willow, pf-pascal, spair-71k or pascal3d."""
-    out: Path = Path("data")
-    """Folder that holds data sets."""
-
-    def run(self) -> None:
-        from surefeat.data.fetch import get
-
-        print(get(self.name, self.out))
-
-
-@dataclass(frozen=True)
-class DataShow:
-    """Draw pairs of a benchmark with their keypoints."""
-
-    name: Positional[Literal["pf-pascal", "pf-willow", "spair", "pairs"]]
-    """pairs: a CSV list in PF-PASCAL's columns."""
-    data: Positional[Path]
-    """Folder of the benchmark, or the list."""
-    out: Path = Path("pairs.png")
-    """Picture to write."""
-    split: str = "test"
-    """Which pairs."""
-    count: int = 6
-    """How many, spread evenly over the list."""
-
-    def run(self) -> None:
-        from surefeat.eval.benchmarks import load_benchmark
-        from surefeat.viz_results import keypoint_pairs
-
-        pairs = load_benchmark(self.name, self.data, split=self.split).pairs
-        count = min(self.count, len(pairs))
-        if count < 1:
-            raise ValueError(f"count is {self.count}; draw at least 1 pair")
-        chosen = [pairs[i * len(pairs) // count] for i in range(count)]
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        keypoint_pairs(chosen).savefig(self.out, dpi=150)
-        print(f"{count} of {len(pairs)} pairs in {self.out}")
-
-
-@dataclass(frozen=True)
-class Data:
-    """Make and look at data sets."""
-
-    what: Annotated[
-        Annotated[DataSynthetic, subcommand("synthetic")]
-        | Annotated[DataGet, subcommand("get")]
-        | Annotated[DataShow, subcommand("show")],
-        arg(name=""),
-    ]
-
-    def run(self) -> None:
-        self.what.run()
-
-
 def main(argv: list[str] | None = None) -> None:
     """Entry point of `surefeat`: errors are one line that names the fix, and exit code 2."""
     argv = sys.argv[1:] if argv is None else argv
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("surefeat").setLevel(logging.INFO)  # other packages' notes are no use here
     command: Any = tyro.cli(_commands(argv), args=argv, prog="surefeat", description=_ABOUT)
     try:
         command.run()

@@ -158,6 +158,21 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
 
 
+_LEAST = {
+    "model.channels": 1, "warp.size": 16, "loss.points": 2, "loss.negatives": 1, "train.steps": 0,
+    "train.batch": 1, "data.side": 16,
+}  # fmt: skip
+
+
+def check_numbers(config: Config) -> None:
+    """Refuse numbers that cannot work, by the name of their flag, before anything is begun."""
+    for name, least in _LEAST.items():
+        group, field_name = name.split(".")
+        value = getattr(getattr(config, group), field_name)
+        if value < least:
+            raise ValueError(f"--{name} is {value}; use at least {least}")
+
+
 def preset(name: Literal["ours", "paper", "small"]) -> Config:
     """`ours`: what worked best; `paper`: as printed; `small`: for CPU, tests and the demo."""
     ours = Config()

@@ -111,7 +111,8 @@ class Features:
             "lower": self.lower.half().cpu().contiguous(),
         }
         about = {"original": self.frame.original, "network": self.frame.network,
-                 "stride": self.stride, "name": self.name}  # fmt: skip
+                 "stride": self.stride, "name": self.name,
+                 "reliability": self.reliability and self.reliability.to_dict()}  # fmt: skip
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
@@ -134,7 +135,10 @@ class Features:
             raise ValueError(f"{path} is not a readable features file ({error})") from error
         about = json.loads(meta["about"])
         frame = Frame(tuple(about["original"]), tuple(about["network"]))
-        return Features(**tensors, frame=frame, stride=about["stride"], name=about["name"])
+        known = about.get("reliability")
+        reliability = None if known is None else Reliability.from_dict(known)
+        rest = {"stride": about["stride"], "name": about["name"], "reliability": reliability}
+        return Features(**tensors, frame=frame, **rest)
 
 
 def bin_regions(

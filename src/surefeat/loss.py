@@ -84,46 +84,75 @@ def pair_loss(
         hold = torch.as_tensor(hold_sigma, device=inner.device)
         sigma0 = torch.where(hold, 1.0, sigma0.float())
         sigma1 = torch.where(hold, 1.0, sigma1.float())
-    with torch.no_grad():
-        positive, negative = labels(points1, points1, config)
-        pair_sigma = (sigma0[:, :, None] + sigma1[:, None]) / 2
-        hardness = pair_cost(inner, pair_sigma, match=False, config=config)
-        hardness = hardness.masked_fill(~negative, -torch.inf)
-        # Half precision is enough to rank by, and halves the passes of the selection.
-        keys = hardness.half() if hardness.is_cuda else hardness
-        hardest, index = keys.topk(min(config.negatives, keys.shape[-1]), dim=-1, sorted=False)
-        mined = (hardest > -torch.inf).float()
-        # A fixed size spares the host a wait; two chance matches per anchor are ample. The unused
-        # slots name distinct pairs, so that no place gathers all their (zero) gradients.
-        slots = 3 * positive[..., 0].numel()
-        matches = torch.nonzero_static(positive.flatten(), size=slots)[:, 0]
-        real = (matches >= 0).float()
-        spare = torch.arange(slots, device=matches.device) % inner.numel()
-        matches = torch.where(matches >= 0, matches, spare)
-        image, anchor = matches // positive[0].numel(), matches // positive.shape[2]
-        other = image * positive.shape[2] + matches % positive.shape[2]
+    counts = torch.ones_like(inner[:, 0, 0], dtype=torch.bool) if valid is None else valid
+    mined = mine(inner.detach(), sigma0.detach(), sigma1.detach(), points1, counts, config)
     # Only what is mined is scored with gradients.
-    far = inner.gather(-1, index)
-    far_sigma = (sigma0[:, :, None] + _take(sigma1, index)) / 2
-    near = inner.flatten().gather(0, matches)
+    far = inner.gather(-1, mined.far)
+    far_sigma = (sigma0[:, :, None] + _take(sigma1, mined.far)) / 2
+    near = inner.flatten().gather(0, mined.near)
+    anchor, image = mined.near // inner.shape[2], mined.near // inner[0].numel()
+    other = image * inner.shape[2] + mined.near % inner.shape[2]
     near_sigma = (sigma0.flatten().gather(0, anchor) + sigma1.flatten().gather(0, other)) / 2
-    far_cost = pair_cost(far, far_sigma, match=False, config=config)
-    near_cost = pair_cost(near, near_sigma, match=True, config=config)
-
-    # Per image means of both sets, then the mean over images: every image weighs 1/B, so that the
-    # mean over processes is the mean over the global batch.
+    far_cost = pair_cost(far, far_sigma, match=False, config=config) * mined.far_share
+    near_cost = pair_cost(near, near_sigma, match=True, config=config) * mined.near_share
     with torch.no_grad():
-        weight = torch.ones_like(inner[:, 0, 0]) if valid is None else valid.float()
-        near_share = real * (weight / positive.sum((1, 2)).clamp_min(1)).gather(0, image)
-        far_share = mined * (weight / mined.sum((1, 2)).clamp_min(1))[:, None, None]
-        images = weight.sum().clamp_min(1)
+        images = counts.sum().clamp_min(1)
         stats = (
-            (near.clamp_min(0) * near_share).sum() / images,
-            (far.clamp_min(0) * far_share).sum() / images,
-            ((near < 0) * near_share).sum() / images,
+            (near.clamp_min(0) * mined.near_share).sum() / images,
+            (far.clamp_min(0) * mined.far_share).sum() / images,
+            ((near < 0) * mined.near_share).sum() / images,
         )
-    total = ((near_cost * near_share).sum() + (far_cost * far_share).sum()) / (2 * len(inner))
-    return PairLoss(total, *stats)
+    return PairLoss((near_cost.sum() + far_cost.sum()) / (2 * len(inner)), *stats)
+
+
+@dataclass(frozen=True)
+class Mined:
+    """The pairs of a batch that are learned from, and how much each of them counts.
+
+    Both shares add up to 1 over an image that counts, so that every image weighs the same and the
+    mean over processes is the mean over the global batch.
+    """
+
+    far: Tensor
+    """(B, N, K): the hardest non-matches of each anchor, which of the M."""
+    far_share: Tensor
+    """(B, N, K): 0 where an anchor has fewer."""
+    near: Tensor
+    """(S,): matches, as places in the flat (B, N, M)."""
+    near_share: Tensor
+    """(S,): 0 in the slots that are left over."""
+
+
+@torch.no_grad()
+def mine(
+    inner: Tensor,
+    sigma0: Tensor,
+    sigma1: Tensor,
+    points1: Tensor,
+    valid: Tensor,
+    config: LossConfig,
+) -> Mined:
+    """All matches, and per anchor the non-matches that cost most; of images (B,) that are valid."""
+    positive, negative = labels(points1, points1, config)
+    # In views without overlap all points are one, and their N x N matches would fill every slot.
+    positive = positive & valid[:, None, None]
+    pair_sigma = (sigma0[:, :, None] + sigma1[:, None]) / 2
+    hardness = pair_cost(inner, pair_sigma, match=False, config=config)
+    hardness = hardness.masked_fill(~negative, -torch.inf)
+    # Half precision is enough to rank by, and halves the passes of the selection.
+    keys = hardness.half() if hardness.is_cuda else hardness
+    hardest, far = keys.topk(min(config.negatives, keys.shape[-1]), dim=-1, sorted=False)
+    real_far = (hardest > -torch.inf).float()
+    # A fixed size spares the host a wait; two chance matches per anchor are ample. The unused
+    # slots name distinct pairs, so that no place gathers all their (zero) gradients.
+    slots = 3 * positive[..., 0].numel()
+    near = torch.nonzero_static(positive.flatten(), size=slots)[:, 0]
+    real_near = (near >= 0).float()
+    near = torch.where(near >= 0, near, torch.arange(slots, device=near.device) % inner.numel())
+    weight = valid.float()
+    far_share = real_far * (weight / real_far.sum((1, 2)).clamp_min(1))[:, None, None]
+    per_match = weight / positive.sum((1, 2)).clamp_min(1)
+    return Mined(far, far_share, near, real_near * per_match.gather(0, near // inner[0].numel()))
 
 
 def pair_cost(inner: Tensor, sigma: Tensor, *, match: bool, config: LossConfig) -> Tensor:

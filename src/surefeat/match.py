@@ -12,6 +12,7 @@ from torch import Tensor
 from surefeat.dense import DenseMatches, match_dense, match_dense_by_regions
 from surefeat.distinctive import quality, spread
 from surefeat.features import Features, stack_points
+from surefeat.loss import mean_predicted_loss
 from surefeat.nearest import Peaks, Side, find, prepare_pair, vote_both_ways
 from surefeat.regions import RegionMatches, match_regions
 from surefeat.reliability import Reliability
@@ -59,6 +60,16 @@ class Matches:
     def __len__(self) -> int:
         return len(self.score)
 
+    @property
+    def trusted_score(self) -> Tensor:
+        """(N,) in [0, 1]: similarity times how far both confidences let it speak.
+
+        The factor is the gap that the paper's density expects between the scores of matches and of
+        non-matches: 1 where sigma is 0, 0 where it is infinite.
+        """
+        gap = 1 - 2 * mean_predicted_loss(self.confidence.reciprocal())
+        return self.score.clamp_min(0) * gap
+
     def filter(
         self,
         *,
@@ -92,6 +103,7 @@ class Matches:
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["trusted_score"] = self.trusted_score
         return {
             k: v.tolist() if isinstance(v, Tensor) else list(v) if isinstance(v, tuple) else v
             for k, v in values.items()
@@ -134,13 +146,10 @@ def match_points(
     if points0 is not None:
         points = stack_points(points0).to(features0.descriptors.device)
         _check_inside(points, features0.frame.original)
-    elif mutual:
-        points = _mutual_places(side0, side1, there, back, count=count)
     else:
-        points = side0.points[spread(quality(side0), side0.points, count=count)]
+        points = _places(side0, side1, there, back, count=count, mutual=mutual)
     found = _match(side0, side1, points, there, back, refine=refine)
-    voted = there is not None
-    known = features0.reliability
+    voted, known = there is not None, features0.reliability
     # The model's own was fitted with the default settings, so others get no probability from it.
     if reliability is None and known is not None and known.voting == voted and standard:
         reliability = known
@@ -201,10 +210,15 @@ def _leads_back(
     return returned.index == row * side0.size[1] + column
 
 
-def _mutual_places(
-    side0: Side, side1: Side, there: Votes | None, back: Votes | None, *, count: int
+def _places(
+    side0: Side, side1: Side, there: Votes | None, back: Votes | None, *, count: int, mutual: bool
 ) -> Tensor:
-    """Places of image 0 that find each other with a place of image 1; the best, spread in both."""
+    """Up to `count` of the best places of image 0 (N, 2), spread out.
+
+    With `mutual`, of those that find each other with a place of image 1, spread in both.
+    """
+    if not mutual:
+        return side0.points[spread(quality(side0), side0.points, count=count)]
     forward = find(side0, side1, side0.points, there, refine=False).index
     backward = find(side1, side0, side1.points, back, refine=False).index
     every = torch.arange(len(forward), device=forward.device)

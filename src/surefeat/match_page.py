@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from surefeat import viz
 from surefeat.dense import match_dense, match_dense_by_regions
+from surefeat.features import Features
+from surefeat.geometry import Frame
 from surefeat.image import load
 from surefeat.match import Matches, match_points
 from surefeat.model import DenseFeatures
@@ -17,7 +22,10 @@ from surefeat.page import Section, write_page
 from surefeat.proposals import propose
 from surefeat.regions import RegionMatches, match_regions
 from surefeat.runs import write_bytes, write_text
+from surefeat.viz_style import picture
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _REGIONS = (
     "The best of the proposed regions, and every pixel moved with its region and smoothed along "
@@ -63,24 +71,57 @@ def match_photos(
     matches = match_points(
         features0, features1, points, count=count, voting=voting, mutual=mutual and points is None
     )
-    back = match_dense(features1, features0, voting=voting)
+    seen0, seen1 = _at_page_size(photo0, features0), _at_page_size(photo1, features1)
+    back = match_dense(seen1.features, seen0.features, voting=voting)
     lines = viz.match_lines(photo0, photo1, matches)
     maps = viz.confidence_map([features0, features1], [photo0, photo1])
     sections = [
         Section("Points", text=_points_text(matches), figures=(lines,)),
-        Section("Every pixel", figures=(viz.warped(photo0, photo1, back),)),
+        Section("Every pixel", figures=(viz.warped(seen0.pixels, seen1.pixels, back),)),
         Section("Confidence", figures=(maps,)),
     ]
     found = None
     if regions:
-        boxes0, boxes1 = propose(photo0, count=regions), propose(photo1, count=regions)
-        found = match_regions(features0, features1, boxes0, boxes1)
-        flow = match_dense_by_regions(
-            features1, features0, photo1, match_regions(features1, features0, boxes1, boxes0)
-        )
-        figures = (viz.region_matches(photo0, photo1, found), viz.warped(photo0, photo1, flow))
+        boxes = propose(photo0, count=regions), propose(photo1, count=regions)
+        found = match_regions(features0, features1, *boxes)
+        moved = _through_regions(seen0, seen1, *boxes)
+        figures = (viz.region_matches(photo0, photo1, found), moved)
         sections.insert(1, Section("Regions", text=_REGIONS, figures=figures))
     return _write(Path(out), (Path(image0).name, Path(image1).name), matches, found, sections)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A photo as the page shows it: every pixel of a panorama would take minutes and gigabytes."""
+
+    pixels: Tensor
+    """(3, h, w) uint8."""
+    features: Features
+    """Asked in these pixels."""
+    frame: Frame
+    """Its network size is (h, w)."""
+
+
+def _at_page_size(photo: Tensor, features: Features) -> _Seen:
+    pixels, frame = picture(photo)
+    here = Frame(original=frame.network, network=features.frame.network)
+    return _Seen(pixels, replace(features, frame=here), frame)
+
+
+def _through_regions(seen0: _Seen, seen1: _Seen, boxes0: Tensor, boxes1: Tensor) -> Figure:
+    """Photo A moved onto B by the best regions of A for those of B; boxes in original pixels."""
+    boxes0, boxes1 = seen0.frame.boxes_to_network(boxes0), seen1.frame.boxes_to_network(boxes1)
+    # A box of a few pixels may come out narrower than one: it keeps its middle.
+    boxes0, boxes1 = (_at_least_one_pixel(boxes) for boxes in (boxes0, boxes1))
+    regions = match_regions(seen1.features, seen0.features, boxes1, boxes0)
+    flow = match_dense_by_regions(seen1.features, seen0.features, seen1.pixels, regions)
+    return viz.warped(seen0.pixels, seen1.pixels, flow)
+
+
+def _at_least_one_pixel(boxes: Tensor) -> Tensor:
+    """Inclusive boxes (N, 4), which may be narrower than a pixel -> none that is inverted."""
+    middle = (boxes[:, :2] + boxes[:, 2:]) / 2
+    return torch.cat([boxes[:, :2].minimum(middle), boxes[:, 2:].maximum(middle)], dim=1)
 
 
 def _points_text(matches: Matches) -> str:
@@ -94,13 +135,15 @@ def _write(
     regions: RegionMatches | None,
     sections: list[Section],
 ) -> MatchedPhotos:
-    picture = BytesIO()
-    sections[0].figures[0].savefig(picture, format="png", dpi=150)
+    drawn = BytesIO()
+    sections[0].figures[0].savefig(drawn, format="png", dpi=150)
     values: dict[str, Any] = {"image0": names[0], "image1": names[1], **matches.to_dict()}
     if regions is not None:
         parts = ("boxes0", "boxes1", "score")
         values["regions"] = {part: getattr(regions, part).tolist() for part in parts}
-    write_bytes(out / "matches.png", picture.getvalue())
-    write_text(out / "matches.json", json.dumps(values, allow_nan=False) + "\n")
+    text = json.dumps(values, allow_nan=False) + "\n"
+    # The page draws its figures first, so that what fails there leaves nothing behind.
     page = write_page(out / "index.html", f"{names[0]} and {names[1]}", sections)
+    write_bytes(out / "matches.png", drawn.getvalue())
+    write_text(out / "matches.json", text)
     return MatchedPhotos(matches, regions, out / "matches.png", page, out / "matches.json")

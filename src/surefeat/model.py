@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -14,14 +13,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefeat.backbone import build_trunk
-from surefeat.config import ModelConfig, Trained, from_dict, to_dict
+from surefeat.config import ModelConfig, Trained, to_dict
+from surefeat.device import best_device, choose_device
 from surefeat.features import Features
 from surefeat.geometry import Frame, interpolation, pixel_to_grid
-from surefeat.image import ImageError, ImageLike, prepare
+from surefeat.image import EXTENSIONS, ImageError, ImageLike, prepare
+from surefeat.model_files import SETTINGS, WEIGHTS, file_hash, model_folder, read_settings
+from surefeat.reliability import FILE as RELIABILITY
 from surefeat.reliability import Reliability
 from surefeat.weights import load_initial, quantise, stride_in_1x1_of, widen
 
-WEIGHTS, SETTINGS = "model.safetensors", "model.json"
+__all__ = [
+    "SETTINGS",
+    "WEIGHTS",
+    "DenseFeatures",
+    "Maps",
+    "best_device",
+    "file_hash",
+    "model_folder",
+]
 
 
 @dataclass(frozen=True)
@@ -128,6 +138,8 @@ class DenseFeatures(nn.Module):
         side = longest_side or self.config.longest_side
         if side < 2 * self.stride:
             raise ValueError(f"longest_side {side} is too small; use at least {2 * self.stride}")
+        if batch < 1:
+            raise ValueError(f"batch is {batch}; use at least 1")
         found: dict[int, Features] = {}
         waiting: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
         for index, image in enumerate(_each_image(images)):
@@ -174,6 +186,10 @@ class DenseFeatures(nn.Module):
         save_file({name: value.contiguous() for name, value in state.items()}, folder / WEIGHTS)
         settings = {"config": to_dict(self.config), "sha256": file_hash(folder / WEIGHTS)}
         (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+        if self.reliability is not None:
+            self.reliability.save(folder)
+        else:
+            (folder / RELIABILITY).unlink(missing_ok=True)  # of a model that was here before
 
     @classmethod
     def from_pretrained(
@@ -185,18 +201,15 @@ class DenseFeatures(nn.Module):
         """
         from safetensors.torch import load_file
 
+        where = choose_device(device)
         folder = model_folder(source)
-        settings = json.loads((folder / SETTINGS).read_text())
-        weights = folder / WEIGHTS
-        if file_hash(weights) != settings["sha256"]:
-            raise ValueError(f"{weights} is damaged: {SETTINGS} has another hash; copy it anew")
-        model = cls(from_dict(ModelConfig, settings["config"]))
+        model = cls(read_settings(folder))
         try:
-            model.load_state_dict(widen(load_file(weights)))
+            model.load_state_dict(widen(load_file(folder / WEIGHTS)))
         except RuntimeError as error:
             raise ValueError(f"{folder}: weights and {SETTINGS} are of different models") from error
         model.reliability = Reliability.load(folder)
-        return model.eval().to(device or best_device())
+        return model.eval().to(where)
 
 
 def _lower_layer(config: ModelConfig, taps: list[str]) -> str:
@@ -211,54 +224,8 @@ def _lower_layer(config: ModelConfig, taps: list[str]) -> str:
     return config.lower
 
 
-def best_device() -> torch.device:
-    """CUDA, else Apple's GPU, else the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def model_folder(source: str | Path | None) -> Path:
-    """The folder that holds a model: shipped, given, inside a run, or fetched from the hub."""
-    if source is None:
-        return Path(__file__).parent / "models" / "resnet50"
-    given = Path(source)
-    for folder in (given, given / "model"):
-        if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
-            return folder
-    if isinstance(source, str) and source.count("/") == 1 and not given.exists():
-        return _from_hub(source)
-    raise FileNotFoundError(
-        f"no model at {source} (looked for {SETTINGS} and {WEIGHTS}, also in model/); "
-        "pass a folder written by `surefeat pretrain`"
-    )
-
-
-def _from_hub(name: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise FileNotFoundError(
-            f"no folder {name}; to fetch it from the hub: pip install huggingface_hub"
-        ) from error
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:
-        raise FileNotFoundError(
-            f"no folder {name}, and not on the hub ({type(error).__name__}); check the name"
-        ) from error
-
-
 def _each_image(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
     """Single images, sequences of them, and the images of folders."""
-    from surefeat.image import EXTENSIONS
-
     items = images if isinstance(images, list | tuple) else [images]
     for item in items:
         if isinstance(item, str | Path) and Path(item).is_dir():

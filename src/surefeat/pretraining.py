@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 
-from surefeat.config import Config, DataConfig, preset
+from surefeat.config import Config, DataConfig, check_numbers, preset
 from surefeat.data.batches import Memory, Part, StreamedBatches, choose_memory
 from surefeat.data.canvas import Canvas, Skipped
 from surefeat.data.pictures import Pictures, load_pictures
 from surefeat.data.sources import Item, find_images
+from surefeat.device import choose_device
 from surefeat.eval.selfcheck import SelfCheck, self_check
-from surefeat.model import DenseFeatures, best_device
+from surefeat.model import DenseFeatures
 from surefeat.monitor import Progress, Reporter
 from surefeat.runs import Run, write_json, write_text
 from surefeat.train import train
@@ -64,13 +65,16 @@ def pretrain(
     find: further arguments of data.sources.find_images (images, keep, categories, context).
     Under torchrun the batch is shared by all processes.
     """
+    config = config or preset("ours")
+    check_numbers(config)
     part, device = join_processes(device)
     quiet = quiet or part.rank > 0
     items = find_images(source, crop=crop, **find)
-    run = _open_run(Path(out), config or preset("ours"), steps=steps, resume=resume, part=part)
+    run = _open_run(Path(out), config, steps=steps, resume=resume, part=part)
     config = run.config()
-    pictures = _read(run, items, config, device=device, overfit=overfit, quiet=quiet, part=part)
+    # The weights first: a wrong name of theirs is said before many images are decoded.
     model = _create(run, config, init=init, part=part).to(device)
+    pictures = _read(run, items, config, device=device, overfit=overfit, quiet=quiet, part=part)
     check = _checker(pictures.held_out, config)
     shown = tensorboard and part.rank == 0
     with Reporter(run, config.train, quiet=quiet, tensorboard=shown) as report:
@@ -84,11 +88,8 @@ def pretrain(
 def join_processes(device: str | torch.device | None) -> tuple[Part, torch.device]:
     """This process's part of the work, and its device; joins the others under torchrun."""
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    chosen = torch.device(device) if device is not None else best_device()
+    chosen = choose_device(device)
     if chosen.type == "cuda":
-        if device is None or chosen.index is None:
-            local = os.environ.get("LOCAL_RANK", torch.cuda.current_device())
-            chosen = torch.device("cuda", int(local))
         torch.cuda.set_device(chosen)
     if world > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
@@ -167,9 +168,9 @@ def _create(run: Run, config: Config, *, init: str | Path, part: Part) -> DenseF
 def _remember(run: Run, pictures: Pictures) -> None:
     """Write what was read; a resumed run must see the same images in the same order."""
     digest = hashlib.sha256("\n".join(pictures.names).encode()).hexdigest()
-    about = {"images": len(pictures.names), "names_sha256": digest,
-             "held_out": len(pictures.held_out.names) if pictures.held_out else 0,
-             "skipped": len(pictures.skipped)}  # fmt: skip
+    apart = pictures.held_out.names if pictures.held_out else ()
+    about = {"images": len(pictures.names), "names_sha256": digest, "held_out": len(apart),
+             "held_out_names": apart, "skipped": len(pictures.skipped)}  # fmt: skip
     file = run.folder / "images.json"
     if run.checkpoints() and file.is_file():
         before = json.loads(file.read_text())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,11 +57,21 @@ class Reliability:
         weights, mean, scale = (table.new_tensor(row) for row in rows)
         return torch.sigmoid((table - mean) / scale @ weights + self.bias)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Reliability:
+        """Inverse of to_dict, from JSON."""
+        rows = {k: tuple(map(float, values[k])) for k in ("weights", "mean", "scale")}
+        return Reliability(**{**values, **rows})
+
     def save(self, folder: str | Path) -> None:
         """Write reliability.json into a model folder, whole or not at all."""
         path = Path(folder) / FILE
         part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n")
+        part.write_text(json.dumps({"format": _FORMAT, **self.to_dict()}, indent=2) + "\n")
         part.replace(path)
 
     @staticmethod
@@ -75,8 +86,7 @@ class Reliability:
             known = {item.name for item in fields(Reliability)}
             if values.pop("format", None) != _FORMAT or set(values) - known:
                 raise ValueError(fault)
-            rows = {k: tuple(map(float, values[k])) for k in ("weights", "mean", "scale")}
-            return Reliability(**{**values, **rows})
+            return Reliability.from_dict(values)
         except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(fault) from error
 

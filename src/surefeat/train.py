@@ -145,7 +145,7 @@ def begin(
     device = model.head.weight.device
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)
-    step = make_step(_wrapped(model, part, device), config)
+    step = make_step(_wrapped(model, part, config.train), config)
     log = Log(device, part)
     job = Job(model, step, optimiser, progress, run, config, part, log, check, report)
     # From here on a resumed run needs no initial weights, and a bad one has a state to go back to.
@@ -198,11 +198,18 @@ def step_draws(step: int, config: Config, device: torch.device) -> Draws:
     return draw(config.train.batch, points=config.loss.points, generator=generator)
 
 
-def _wrapped(model: DenseFeatures, part: Part, device: torch.device) -> nn.Module:
+def _wrapped(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module:
     if part.world == 1:
         return model
+    if config.batch_norm == "trained":
+        raise ValueError(
+            "statistics of a batch shared by processes would differ between them; "
+            "pass --train.batch-norm frozen, or train with one process"
+        )
+    device = model.head.weight.device
     ids = [device.index] if device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, device_ids=ids)
+    # Frozen statistics never differ, and writing them anew would void the filters folded with them.
+    return nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
 
 
 def snapshot(job: Job) -> Checkpoint:

@@ -95,7 +95,8 @@ def keypoint_pairs(pairs: Sequence[Pair]) -> Figure:
         colours = colormaps["turbo"]([i / max(1, count - 1) for i in range(count)])
         for axis, path, each in zip(axes, (pair.image0, pair.image1), points, strict=True):
             show(axis, *picture(path))
-            axis.scatter(*each.T, c=colours, s=18, edgecolors="white", linewidths=0.7)
+            x, y = each.T.tolist()
+            axis.scatter(x, y, c=colours, s=18, edgecolors="white", linewidths=0.7)
             small_title(axis, path.name)
         axes[0].annotate(
             pair.category, (0, 1), (0, 16), xycoords="axes fraction", textcoords="offset points",

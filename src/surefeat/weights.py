@@ -43,9 +43,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}; pass --init FILE, imagenet or none")
     if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return load_file(path)
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path}: not a safetensors file ({error}); copy it anew") from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -60,10 +64,13 @@ def stride_in_1x1_of(path: Path) -> bool | None:
     """Whether a safetensors file says its ResNet has the stride in the 1x1 (v1); None = silent."""
     if path.suffix != ".safetensors" or not path.is_file():
         return None
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, framework="pt") as file:
-        text = (file.metadata() or {}).get("architecture", "")
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("architecture", "")
+    except SafetensorError:
+        return None  # reading the weights says what is wrong
     return ("v1:" in text or "stride in the first 1x1" in text) if "ResNet" in text else None
 
 

@@ -48,6 +48,7 @@ def _each(images: Tensor, describe: Any) -> list[Features]:
 
 def _sift(image: NDArray[np.uint8]) -> NDArray[np.float32]:
     """(H + 2 CELL, W + 2 CELL) grey -> (H / CELL, W / CELL, 128)."""
+    cv2: Any
     try:
         import cv2
     except ImportError as error:

@@ -13,7 +13,8 @@ from torch import Tensor
 from surefeat.backbone import ResNet50, Trunk, Vgg16
 from surefeat.baselines.rows import Row, as_features
 from surefeat.features import Features
-from surefeat.model import WEIGHTS, DenseFeatures, file_hash, model_folder
+from surefeat.model import DenseFeatures
+from surefeat.model_files import WEIGHTS, file_hash, model_folder
 from surefeat.runs import Run
 from surefeat.weights import load_initial, read_weights, stride_in_1x1_of
 

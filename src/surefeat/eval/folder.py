@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 
 import torch
 
 from surefeat.config import Config, preset
 from surefeat.data.canvas import decode_all
-from surefeat.data.sources import find_images
+from surefeat.data.sources import Item, find_images
 from surefeat.eval.selfcheck import SelfCheck, self_check
 from surefeat.model import DenseFeatures
 from surefeat.runs import Run
+
+_LOG = logging.getLogger("surefeat")
 
 
 def check_folder(
@@ -24,11 +28,12 @@ def check_folder(
 ) -> SelfCheck:
     """Check a model (a run or model folder; None: the one that ships) on up to `count` images.
 
-    The warps are those the model was trained with, where its run folder says them.
+    On the photos that a run learned from, only those that it held out are used. The warps are
+    those the model was trained with, where its run folder says them.
     """
     found = DenseFeatures.from_pretrained(model, device=device)
     config = _settings(model, found)
-    items = find_images(source)
+    items = _not_learned_from(find_images(source), model)
     order = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))
     chosen = [items[i] for i in order[:count].tolist()]
     canvas = decode_all(chosen, side=config.data.side, workers=config.data.workers)
@@ -37,6 +42,18 @@ def check_folder(
     return self_check(
         found, canvas.pixels, canvas.sizes, warp=config.warp, colour=config.colour, seed=seed
     )
+
+
+def _not_learned_from(items: list[Item], source: str | Path | None) -> list[Item]:
+    """Those of the images that the run held out; all, where it knows none of them."""
+    file = None if source is None else Path(source) / "images.json"
+    names = (
+        json.loads(file.read_text()).get("held_out_names", ()) if file and file.is_file() else ()
+    )
+    apart = [item for item in items if item.name in set(names)]
+    if apart:
+        _LOG.info("checking on %d of %d images, which the run held out", len(apart), len(items))
+    return apart or items
 
 
 def _settings(source: str | Path | None, model: DenseFeatures) -> Config:

@@ -8,16 +8,18 @@ Convention: in here everything happens in the square the network sees.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from surefeat.baselines.rows import Row
 from surefeat.eval.material import Case, Key
 from surefeat.eval.metrics import identity_points, paired_iou
 from surefeat.eval.protocol import LocationBonus, Protocol
+from surefeat.eval.store import FeatureStore
 from surefeat.features import Features
 from surefeat.flow import flow_from_regions, transfer_points
 from surefeat.geometry import Frame
@@ -46,7 +48,7 @@ class SparseFlow:
 def measure(
     cases: Sequence[Case],
     row: Row,
-    features: Mapping[Key, Features],
+    features: FeatureStore,
     pictures: Mapping[Key, Tensor],
     protocol: Protocol,
 ) -> list[Record]:
@@ -149,9 +151,10 @@ def _measure_regions(
     assert case.truth is not None
     square0 = to_square(case.boxes0, case.frame(protocol.side, 0))
     square1 = to_square(case.boxes1, case.frame(protocol.side, 1))
+    fine0, fine1 = (finer(each, cells=protocol.pooled_cells) for each in (features0, features1))
     matches = match_regions(
-        features0, features1, square0, square1, confidence=row.confidence,
-        normalised=protocol.normalised, lower=row.lower,
+        fine0, fine1, square0, square1, confidence=row.confidence, lower=row.lower,
+        normalised=protocol.normalised,
     )  # fmt: skip
     index, score = matches.index.cpu(), matches.score.float().cpu()
     active = case.truth.active
@@ -164,10 +167,32 @@ def _measure_regions(
     return iou, SparseFlow(field, confidence > 0)
 
 
+def finer(features: Features, *, cells: int) -> Features:
+    """The same features with at least `cells` cells a side, bilinear, unit length again."""
+
+    def grown(maps: Tensor) -> Tensor:
+        if maps.shape[-1] >= cells:
+            return maps
+        return F.interpolate(maps[None], size=(cells, cells), mode="bilinear", align_corners=False)[
+            0
+        ]
+
+    descriptors = F.normalize(grown(features.descriptors), dim=0)
+    return replace(
+        features,
+        descriptors=descriptors,
+        uncertainty=grown(features.uncertainty[None])[0],
+        lower=F.normalize(grown(features.lower), dim=0),
+        stride=features.frame.network[1] // descriptors.shape[-1],
+    )
+
+
 def to_square(boxes: Tensor, frame: Frame) -> Tensor:
     """Inclusive boxes (N, 4), original pixels -> of the square, none narrower than a pixel."""
     moved = frame.boxes_to_network(boxes)
-    return torch.cat([moved[:, :2], torch.maximum(moved[:, :2], moved[:, 2:])], dim=1)
+    # A box of one pixel shrinks to less: it grows again, inwards at the border.
+    low = moved[:, :2].clamp_max(frame.network[0] - 1.0)
+    return torch.cat([low, torch.maximum(low, moved[:, 2:])], dim=1)
 
 
 def _smooth(flows: Sequence[SparseFlow], guides: Tensor) -> Tensor:

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from surefeat.baselines.known import build_row
+from surefeat.device import choose_device
 from surefeat.eval.benchmarks import Benchmark, Name, load_benchmark
 from surefeat.eval.evaluate import evaluate_row
 from surefeat.eval.material import prepare_material
 from surefeat.eval.proposal_file import ProposalSettings
 from surefeat.eval.protocol import MEASURES, Measure, Protocol
-from surefeat.model import best_device
 
 
 def evaluate(
@@ -50,7 +50,7 @@ def evaluate(
         shifted_measures=tuple(each for each in shifted if each in measures),
         proposals=ProposalSettings(count=boxes, seed=seed),
     )
-    where = torch.device(device) if device else best_device()
+    where = choose_device(device)
     # Built first: a name or file that is wrong shows before the long preparation.
     built = [build_row(name, model=model, init=init, device=where) for name in rows]
     out = Path(out)

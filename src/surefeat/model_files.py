@@ -1,0 +1,64 @@
+"""The files of a model: a folder with model.json and model.safetensors, here or on the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from surefeat.config import ModelConfig, from_dict
+
+WEIGHTS, SETTINGS = "model.safetensors", "model.json"
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def model_folder(source: str | Path | None) -> Path:
+    """The folder that holds a model: shipped, given, inside a run, or fetched from the hub."""
+    if source is None:
+        return Path(__file__).parent / "models" / "resnet50"
+    given = Path(source)
+    for folder in (given, given / "model"):
+        if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
+            return folder
+    if isinstance(source, str) and source.count("/") == 1 and not given.exists():
+        return _from_hub(source)
+    raise FileNotFoundError(
+        f"no model at {source} (looked for {SETTINGS} and {WEIGHTS}, also in model/); "
+        "pass a folder written by `surefeat pretrain`"
+    )
+
+
+def read_settings(folder: Path) -> ModelConfig:
+    """What model.json says, after a check that the weights beside it are those it speaks of."""
+    path = folder / SETTINGS
+    try:
+        settings = json.loads(path.read_text())
+        wanted = settings["sha256"]
+        config: ModelConfig = from_dict(ModelConfig, settings["config"])
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"{path} is not what save_pretrained writes ({error})"
+        raise ValueError(f"{what}; pass a folder written by `surefeat pretrain`") from error
+    if file_hash(folder / WEIGHTS) != wanted:
+        weights = folder / WEIGHTS
+        raise ValueError(f"{weights} is damaged: {SETTINGS} has another hash; copy it anew")
+    return config
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise FileNotFoundError(
+            f"no folder {name}; to fetch it from the hub: pip install huggingface_hub"
+        ) from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:
+        raise FileNotFoundError(
+            f"no folder {name}, and not on the hub ({type(error).__name__}); check the name"
+        ) from error
