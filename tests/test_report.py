@@ -208,3 +208,16 @@ def test_report_of_no_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no run"):
         write_report(tmp_path)
     assert not Run(tmp_path).metrics()
+
+
+def test_a_check_that_could_not_rank_is_reported_as_undefined(run: Path, tmp_path: Path) -> None:
+    """When every match was right there is no AUROC: summary.json says null, the page undefined."""
+    import json
+    import shutil
+
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    summary = json.loads((copy / "summary.json").read_text())
+    summary["self_check"] |= {"auroc": None, "auroc_score": None}
+    (copy / "summary.json").write_text(json.dumps(summary))
+    assert "undefined" in write_report(copy, device="cpu").read_text()

@@ -251,3 +251,21 @@ def test_viz_needs_matplotlib_but_not_pyplot() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "False"
     assert done.stderr.strip().endswith("needs matplotlib: pip install 'surefeat[viz]'")
+
+
+def test_what_could_not_be_computed_is_drawn_as_not_defined() -> None:
+    """summary.json and metrics.jsonl hold null where all matches were right."""
+    check = {"accuracy@0.05": 1.0, "auroc": None, "auroc_score": None, "predicted_loss": 0.2,
+             "actual_loss": 0.2, "calibration_error": 0.0}  # fmt: skip
+    figure = viz.selfcheck_figure(check)
+    assert [text.get_text() for text in figure.axes[1].texts].count("not defined") == 2
+    rows = [{"step": 10 * i, "loss": -0.1, "positive": 0.8, "negative": 0.3, "dead": 0.0,
+             "sigma_p10": 0.5, "sigma_p50": 0.6, "sigma_p90": 0.7, "pairs_per_s": 9.0,
+             "seconds": 1.0, **check} for i in (1, 2)]  # fmt: skip
+    assert viz.training_curves(rows).axes
+
+
+def test_calibration_curve_leaves_empty_bins_out() -> None:
+    figure = viz.calibration_curve([None, 0.3, 0.9], [None, 0.2, 1.0], [0, 5, 50])
+    x, y = figure.axes[0].lines[1].get_data()
+    assert (list(x), list(y)) == ([0.3, 0.9], [0.2, 1.0])

@@ -159,9 +159,9 @@ def _check_numbers(check: dict[str, Any]) -> list[Number]:
     for key, (name, meaning) in told.items():
         if key in check:
             value = check[key]
-            numbers.append(
-                Number(name, "undefined" if math.isnan(value) else f"{value:.3f}", meaning)
-            )
+            # JSON has null where all matches were right, or all wrong.
+            known = value is not None and not math.isnan(value)
+            numbers.append(Number(name, f"{value:.3f}" if known else "undefined", meaning))
     return numbers
 
 

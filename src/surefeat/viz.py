@@ -15,7 +15,12 @@ from torch import Tensor
 from surefeat.features import Features
 from surefeat.geometry import Frame
 from surefeat.image import ImageLike
-from surefeat.viz_curves import loss_surface, selfcheck_figure, training_curves
+from surefeat.viz_curves import (
+    calibration_curve,
+    loss_surface,
+    selfcheck_figure,
+    training_curves,
+)
 from surefeat.viz_matches import match_lines, region_matches, warped
 from surefeat.viz_style import (
     INK,
@@ -46,8 +51,8 @@ except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
 __all__ = [
-    "channels", "confidence_map", "loss_surface", "match_lines", "pca", "pca_colours",
-    "region_matches", "selfcheck_figure", "training_curves", "views_sheet", "warped",
+    "calibration_curve", "channels", "confidence_map", "loss_surface", "match_lines", "pca",
+    "pca_colours", "region_matches", "selfcheck_figure", "training_curves", "views_sheet", "warped",
 ]  # fmt: skip
 
 

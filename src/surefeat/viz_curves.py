@@ -153,7 +153,9 @@ def _curves(axis: Axes, rows: Sequence[Row], names: Mapping[str, str]) -> None:
 @rc_context(STYLE)
 def selfcheck_figure(check: SelfCheck | Mapping[str, Any]) -> Figure:
     """The label-free check (or its dictionary, as in summary.json): right, known, calibrated."""
-    values = check.to_dict() if isinstance(check, SelfCheck) else dict(check)
+    given = check.to_dict() if isinstance(check, SelfCheck) else dict(check)
+    # JSON has no NaN: what could not be computed comes back as null.
+    values = {name: math.nan if value is None else value for name, value in given.items()}
     figure = new_figure(
         1.9, "The label-free check on held-out images: which share of matches under fresh warps is "
         "right, how well a number tells right from wrong ones, and predicted against actual loss "
@@ -171,6 +173,28 @@ def selfcheck_figure(check: SelfCheck | Mapping[str, Any]) -> Figure:
     losses = {"predicted": values["predicted_loss"], "actual": values["actual_loss"]}
     title = f"Loss of true matches (gap {values['calibration_error']:.3f})"
     _bars(loss, losses, title=title, most=max(0.5, *losses.values()))
+    return figure
+
+
+@rc_context(STYLE)
+def calibration_curve(
+    predicted: Sequence[float | None], actual: Sequence[float | None], count: Sequence[int]
+) -> Figure:
+    """Share of right matches over their predicted probability, by bin; None for an empty bin."""
+    figure = new_figure(
+        3.0, "Predicted probability of matches against the share that is right; the area of a dot "
+        "is the number of matches in its bin.", width=3.6,
+    )  # fmt: skip
+    axis = figure.subplots()
+    rows = [
+        (p, a, n) for p, a, n in zip(predicted, actual, count, strict=True) if p is not None and n
+    ]
+    axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
+    xs, ys, sizes = zip(*rows, strict=True)
+    axis.plot(xs, ys, color=PALETTE[0])
+    most = max(sizes)
+    axis.scatter(xs, ys, s=[20 + 160 * n / most for n in sizes], color=PALETTE[0], zorder=3)
+    axis.set(xlabel="predicted probability", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
     return figure
 
 
