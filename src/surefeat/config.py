@@ -1,7 +1,7 @@
 """Every knob of learning: unit, default, where it comes from. Imports nothing heavy.
 
 Tags in the field notes: [P] printed in the paper, [C] our choice where it is silent,
-[M] measured to work better than the printed value (docs/recipe.md).
+[M] worked better than the printed value in short experiments (docs/recipe.md).
 """
 
 from __future__ import annotations

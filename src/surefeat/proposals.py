@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Pixels = NDArray[np.uint8]
-    Boxes = NDArray[np.float64]
 
 Method = Literal["prim", "selective", "grid"]
 CACHE_VERSION = 1
