@@ -43,7 +43,7 @@ def seconds(task: Callable[[], object], device: torch.device) -> float:
 
 def stages(row: Row, material: Material, device: torch.device) -> dict[str, float]:
     """Seconds per image of features, and per pair of every measure; the first pair warms up."""
-    store = FeatureStore(row, material.pictures, device=device, limit=8 << 30)
+    store = FeatureStore(row, material.pictures, material.protocol, device=device, limit=8 << 30)
 
     def features() -> None:
         for key in material.pictures:

@@ -18,30 +18,37 @@ ROOT = Path(surefeat.__file__).parent
 # Lowest first: a module imports from lower levels, or from its own without a cycle. `x.*` stands
 # for every module of a package. A new module goes where its imports allow and its users need it.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("config",),
+    ("config", "keypoint_config"),
     ("geometry", "image", "device", "model_files"),
     (
-        "warp", "folding", "backbone", "weights", "loss", "proposals", "prim", "grid_plan",
-        "grid_front", "grid_solve", "static_dynamic", "reliability",
+        "warp", "crops", "folding", "backbone", "weights", "loss", "proposals", "prim", "grid_plan",
+        "grid_front", "grid_solve", "row_elimination", "static_dynamic", "reliability",
     ),
-    ("features", "model"),
+    ("features", "scales", "model"),
     (
         "match", "nearest", "regions", "voting", "distinctive", "dense", "flow",
-        "keypoints", "detect",
+        "keypoint_head", "detect",
     ),
     ("data.*",),
-    ("runs", "monitor", "optimiser", "train", "pretraining", "extract", "eval.*", "baselines.*"),
     (
-        "viz", "viz_style", "viz_curves", "viz_matches", "viz_results", "page", "match_page",
-        "results_page", "report", "exporting",
+        "runs", "monitor", "optimiser", "train", "pretraining", "extract", "keypoint_files",
+        "keypoint_views", "keypoints", "eval.*", "baselines.*",
     ),
-    ("demo_pictures", "demo", "cli_evaluate", "cli_data", "cli"),
+    (
+        "viz", "viz_style", "viz_curves", "viz_matches", "viz_results", "viz_fewshot",
+        "viz_keypoints", "page", "match_page", "results_page", "report", "exporting",
+        "exporting_keypoints",
+    ),
+    (
+        "demo_pictures", "demo_keypoints", "demo", "cli_fewshot", "cli_evaluate", "cli_data",
+        "cli_export", "cli_keypoints", "cli",
+    ),
     ("__main__",),
 )  # fmt: skip
 
 PUBLIC = [
-    "DenseFeatures", "Features", "Matches", "export", "load_image", "match_dense", "match_points",
-    "match_regions", "pretrain", "viz",
+    "DenseFeatures", "Features", "KeypointDetector", "Matches", "export", "load_image",
+    "match_dense", "match_points", "match_regions", "pretrain", "viz",
 ]  # fmt: skip
 
 

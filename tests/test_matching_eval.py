@@ -145,7 +145,7 @@ def test_an_image_is_found_in_itself(model: Path, tmp_path: Path, boxes: Path) -
 def test_an_interrupted_evaluation_continues_to_the_same_result(
     run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "CHUNK", 2)
+    monkeypatch.setattr(evaluation, "CHUNK", {"cpu": 2})
     whole = run(tmp_path / "whole")
     calls = []
 
@@ -184,13 +184,15 @@ def test_a_finished_evaluation_is_read_back(
 def test_flow_and_regions_come_from_the_same_matches(material: Material, model: Path) -> None:
     """IoUs by rank against a slow loop over the best matches."""
     row = build_row(f"mine={model}", init=(), device=CPU)
-    store = FeatureStore(row, material.pictures, device=CPU, limit=1 << 30)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
     case = next(c for c in material.cases if c.truth is not None and len(c.truth.active) > 3)
     coarse = replace(PROTOCOL, pooled_cells=1)
     (record,) = measure([case], row, store, material.pictures, coarse)
     assert case.truth is not None
     features0, features1 = (store[key] for key in case.keys)
-    found = match_regions(features0, features1, case.boxes0, case.boxes1)
+    found = match_regions(
+        features0, features1, case.boxes0, case.boxes1, descriptor_weight=1, lower_weight=3
+    )
     slow = []
     for place, active in enumerate(case.truth.active.tolist()):
         match, truth = case.boxes1[found.index[active]], case.truth.boxes[place]
@@ -200,7 +202,7 @@ def test_flow_and_regions_come_from_the_same_matches(material: Material, model: 
 
 def test_a_location_bonus_pulls_to_the_same_place(material: Material, model: Path) -> None:
     row = build_row(f"mine={model}", init=(), device=CPU)
-    store = FeatureStore(row, material.pictures, device=CPU, limit=1 << 30)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
     sides = [
         prepare(store[key], descriptor_weight=1.0, lower_weight=0.0)
         for key in material.cases[0].keys
@@ -236,7 +238,7 @@ def test_shifted_boxes_are_cut_at_the_edge_or_left_out() -> None:
 
 def test_finer_maps_are_read_alike_between_their_cells(material: Material, model: Path) -> None:
     row = build_row(f"mine={model}", init=(), device=CPU)
-    store = FeatureStore(row, material.pictures, device=CPU, limit=1 << 30)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
     given = store[material.cases[0].keys[0]]
     fine = finer(given, cells=24)
     assert fine.descriptors.shape == (16, 24, 24)
@@ -270,12 +272,12 @@ def test_features_are_computed_once_while_they_fit() -> None:
         (Path(f"{i}"), "plain"): torch.randint(0, 255, (3, 16, 16), generator=generator).byte()
         for i in range(2 * BATCH + 3)
     }
-    keys, row = list(pictures), Row("x", extract)
-    roomy = FeatureStore(row, pictures, device=CPU, limit=1 << 30)
+    keys, row, protocol = list(pictures), Row("x", extract), Protocol(side=16)
+    roomy = FeatureStore(row, pictures, protocol, device=CPU, limit=1 << 30)
     kept = [roomy[key].descriptors for key in [*keys, *keys]]
     assert seen == [BATCH, BATCH, 3]
     seen.clear()
-    tight = FeatureStore(row, pictures, device=CPU, limit=1)
+    tight = FeatureStore(row, pictures, protocol, device=CPU, limit=1)
     again = [tight[key].descriptors for key in [*keys, *keys]]
     assert seen == 2 * [BATCH, BATCH, 3]
     assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
@@ -309,13 +311,13 @@ def test_products_per_bin_in_half_precision_give_the_same_scores(
 ) -> None:
     """What a GPU computes, run here in the CPU's half precision."""
     row = build_row(f"mine={model}", init=(), device=CPU)
-    store = FeatureStore(row, material.pictures, device=CPU, limit=1 << 30)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
     case = material.cases[0]
     pooled = [
         pool_layer(store[key], boxes[:20], "descriptors", confidence=True)
         for key, boxes in zip(case.keys, (case.boxes0, case.boxes1), strict=True)
     ]
-    exact = region_scores(pooled[:1], pooled[1:], normalised=False)
+    exact = region_scores(pooled[:1], pooled[1:], (1.0,), normalised=False)
     dense = dense_products(pooled[0], pooled[1]).clamp_min(0)
     torch.testing.assert_close(dense, exact, rtol=1e-3, atol=1e-3 * float(exact.max()))
 

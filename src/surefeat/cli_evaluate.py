@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, Suppress, arg, subcommand
 
-Measure = Literal["nearest", "voting", "location", "regions", "flow"]
-_ALL: tuple[Measure, ...] = ("nearest", "voting", "location", "regions", "flow")
+from surefeat.cli_fewshot import EvaluateFewShot
+
+Measure = Literal["nearest", "voting", "location", "regions", "flow", "small-first"]
+_ALL: tuple[Measure, ...] = ("nearest", "voting", "location", "regions", "flow", "small-first")
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,13 @@ class EvaluateMatching:
     """Of the proposals."""
     measures: tuple[Measure, ...] = _ALL
     """nearest, voting, location: keypoints by search; regions: PCR and mIoU; flow: the paper's
-    keypoints, from region matches."""
+    keypoints, from region matches; small-first: the same with small regions first."""
     shifted: tuple[Measure, ...] = ("nearest", "voting", "location", "regions")
     """Those measured again with image 1 shifted."""
     side: int = 224
     """Square the images are resized to, pixels."""
+    inputs: tuple[int, ...] = ()
+    """Sides at which the network sees that square; with several, their scores add up."""
     pairs: int | None = None
     """Only so many, spread over the list, for a quick look; the split's name says so."""
     device: str | None = None
@@ -112,7 +116,7 @@ class EvaluateMatching:
             self.benchmark, self.data, rows=self.rows, model=self.model, init=self.init,
             out=self.out, split=self.split, images=self.images, proposals=self.proposals,
             boxes=self.boxes, seed=self.seed, measures=self.measures, shifted=self.shifted,
-            side=self.side, pairs=self.pairs, device=self.device, quiet=self.json,
+            side=self.side, inputs=self.inputs, pairs=self.pairs, device=self.device, quiet=self.json,
         )  # fmt: skip
         self._show(paths)
 
@@ -188,6 +192,7 @@ class Evaluate:
         | Annotated[EvaluateMatching, subcommand("pf-willow", default=_ON["pf-willow"])]
         | Annotated[EvaluateMatching, subcommand("spair", default=_ON["spair"])]
         | Annotated[EvaluateMatching, subcommand("pairs", default=_ON["pairs"])]
+        | Annotated[EvaluateFewShot, subcommand("pascal3d")]
         | Annotated[EvaluateCompare, subcommand("compare")]
         | Annotated[EvaluateTables, subcommand("tables")],
         arg(name=""),

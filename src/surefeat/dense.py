@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefeat.features import Features
-from surefeat.flow import flow_from_regions, sd_filter
+from surefeat.flow import DISCOUNT, flow_from_regions, sd_filter
 from surefeat.geometry import cell_centres
 from surefeat.nearest import even_grid, find, join, prepare_pair, vote
 from surefeat.regions import RegionMatches
@@ -73,18 +73,24 @@ def match_dense(
 
 
 def match_dense_by_regions(
-    features0: Features, features1: Features, image0: Tensor, matches: RegionMatches
+    features0: Features,
+    features1: Features,
+    image0: Tensor,
+    matches: RegionMatches,
+    *,
+    discount: float = DISCOUNT,
 ) -> DenseMatches:
     """The paper's route: region matches -> flow -> SD filter along the edges of image 0.
 
-    image0: (3, H, W) uint8, in original pixels. The score of a pixel is that of the region it moves
+    image0: (3, H, W) uint8, in original pixels. discount: how far small regions go before large
+    ones (see flow_from_regions); the paper has 0. The score of a pixel is that of the region it moves
     with, and 0 where the filter filled a hole.
     """
     size0, size1 = features0.frame.original, features1.frame.original
     if tuple(image0.shape[-2:]) != size0:
         raise ValueError(f"image0 is {tuple(image0.shape)}, its features are of {size0}")
     regions = (matches.boxes0.cpu(), matches.boxes1.cpu(), matches.score.cpu())
-    field, score = flow_from_regions(*regions, size0=size0, size1=size1)
+    field, score = flow_from_regions(*regions, size0=size0, size1=size1, discount=discount)
     field = sd_filter(field.permute(2, 0, 1), score > 0, image0.cpu()).permute(1, 2, 0)
     places = cell_centres(size=size0, stride=1.0)
     top = torch.tensor([size1[1] - 1, size1[0] - 1])

@@ -5,6 +5,7 @@ Convention: boxes are inclusive, original pixels, each of its own image.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +69,8 @@ def match_regions(
     confidence: bool = True,
     normalised: bool = True,
     lower: bool = True,
+    descriptor_weight: float = 1.0,
+    lower_weight: float = 1.0,
     mutual: bool = False,
     min_score: float | None = None,
 ) -> RegionMatches:
@@ -75,7 +78,8 @@ def match_regions(
 
     confidence: descriptors are scaled by 1/sigma before pooling; off for the paper's ablation.
     normalised: the blocks of descriptors and lower layer have unit length, each and together;
-    otherwise the raw inner products are added. lower: use the lower layer at all.
+    otherwise the raw inner products are added. lower: use the lower layer at all; what each of
+    the two counts follows from their weights.
     mutual: keep only pairs that are each other's best. min_score: keep only scores this high.
     """
     check_pair(features0, features1)
@@ -89,7 +93,8 @@ def match_regions(
         [pool_layer(features, boxes, layer, confidence=confidence) for layer in layers]
         for features, boxes in ((features0, boxes0), (features1, boxes1))
     )
-    score, index, back = _best(pooled0, pooled1, normalised=normalised)
+    weights = (descriptor_weight, lower_weight) if lower else (1.0,)
+    score, index, back = _best(pooled0, pooled1, weights, normalised=normalised)
     source = torch.arange(len(score), device=device)
     keep = torch.ones_like(source, dtype=torch.bool)
     if mutual:
@@ -107,14 +112,16 @@ def pool_layer(features: Features, boxes: Tensor, layer: Layer, *, confidence: b
     return Pooled(max_pool_bins(maps, bins), index)
 
 
-def region_scores(pooled0: list[Pooled], pooled1: list[Pooled], *, normalised: bool) -> Tensor:
-    """(N, M) rectified scores of all pairs of boxes, given one Pooled per layer and image."""
+def region_scores(
+    pooled0: list[Pooled], pooled1: list[Pooled], weights: Sequence[float], *, normalised: bool
+) -> Tensor:
+    """(N, M) rectified scores of all pairs of boxes, given one Pooled and weight per layer."""
     total = torch.zeros(())
-    for block0, block1 in zip(pooled0, pooled1, strict=True):
-        product = _inner_products(block0, block1)
+    for block0, block1, weight in zip(pooled0, pooled1, weights, strict=True):
+        product = _inner_products(block0, block1) * weight
         if normalised:
-            # Unit blocks side by side have length sqrt(blocks): each counts the same.
-            product /= (block0.norms() * len(pooled0)).clamp_min(1e-12)[:, None]
+            # Unit blocks, scaled so that side by side they have unit length again.
+            product /= (block0.norms() * sum(weights)).clamp_min(1e-12)[:, None]
             product /= block1.norms().clamp_min(1e-12)
         total = total.to(product.device) + product
     return total.clamp_min(0)
@@ -159,7 +166,7 @@ def dense_products(block0: Pooled, block1: Pooled) -> Tensor:
 
 
 def _best(
-    pooled0: list[Pooled], pooled1: list[Pooled], *, normalised: bool
+    pooled0: list[Pooled], pooled1: list[Pooled], weights: Sequence[float], *, normalised: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Best score (N,) and its box (N,) for every box of image 0, best box (M,) for those of 1."""
     count0, count1 = len(pooled0[0].index), len(pooled1[0].index)
@@ -170,7 +177,7 @@ def _best(
     back = torch.zeros(count1, dtype=torch.long, device=device)
     for start in range(0, count0, step):
         rows = [block.rows(slice(start, start + step)) for block in pooled0]
-        part = region_scores(rows, pooled1, normalised=normalised)
+        part = region_scores(rows, pooled1, weights, normalised=normalised)
         score, index = part.max(1)
         scores.append(score)
         indices.append(index)

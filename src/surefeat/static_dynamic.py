@@ -16,6 +16,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from surefeat.row_elimination import solve_by_rows
+
 
 @dataclass(frozen=True)
 class SDSettings:
@@ -158,48 +160,3 @@ def _solve(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor, threads: 
         if len(mask) == 1:
             return torch.from_numpy(solve(*next(systems), pool=pool)).unsqueeze(0)
         return torch.stack(list(pool.map(lambda s: torch.from_numpy(solve(*s)), systems)))
-
-
-def solve_by_rows(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor) -> Tensor:
-    """The same systems in plain torch, on any device: rows of pixels are eliminated one by one.
-
-    Memory: H * W^2 numbers per system, W the shorter side (90 MB at 224 x 224), so batches of many
-    fields are worked on in parts of at most 4 GB.
-    """
-    if mask.shape[-1] > mask.shape[-2]:
-        flipped = (down.mT, right.mT)
-        return solve_by_rows(mask.mT, *flipped, targets.mT).mT
-    height, width = mask.shape[-2:]
-    part = max(1, 2**29 // (height * width**2))
-    solved = [
-        _eliminate_rows(*(t[i : i + part] for t in (mask, right, down, targets)))
-        for i in range(0, len(mask), part)
-    ]
-    return torch.cat(solved)
-
-
-def _eliminate_rows(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor) -> Tensor:
-    height = mask.shape[-2]
-    diagonal = mask.clone()
-    diagonal[..., :-1] += right
-    diagonal[..., 1:] += right
-    diagonal[..., :-1, :] += down
-    diagonal[..., 1:, :] += down
-    inverses: list[Tensor] = []
-    sides: list[Tensor] = []
-    for y in range(height):
-        block = torch.diag_embed(diagonal[:, y]) - torch.diag_embed(right[:, y], 1)
-        block -= torch.diag_embed(right[:, y], -1)
-        side = targets[:, :, y].mT
-        if y > 0:
-            link = down[:, y - 1]
-            block -= link[:, :, None] * inverses[-1] * link[:, None, :]
-            side = side + link[:, :, None] * (inverses[-1] @ sides[-1])
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(block))
-        # Numbers below 1e-308 are many times slower on a CPU; below 1e-60 they do not count.
-        inverses.append(torch.where(inverse.abs() > 1e-60, inverse, 0.0))
-        sides.append(side)
-    rows = [inverses[-1] @ sides[-1]]
-    for y in range(height - 2, -1, -1):
-        rows.append(inverses[y] @ (sides[y] + down[:, y, :, None] * rows[-1]))
-    return torch.stack(rows[::-1], dim=1).permute(0, 3, 1, 2)

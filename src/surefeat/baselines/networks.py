@@ -23,9 +23,15 @@ HYPERCOLUMN = ("res3c", "res4c", "res5c")
 _PROBES = {"resnet50": "layer1.0.conv1.weight", "vgg16": "features.0.weight"}
 
 
-def model_row(name: str, source: str | Path | None, *, device: torch.device) -> Row:
-    """A trained model (a run or model folder; None: the one that ships), lower layer included."""
+def model_row(
+    name: str, source: str | Path | None, *, device: torch.device, lower: str | None = None
+) -> Row:
+    """A trained model (a run or model folder; None: the one that ships), lower layer included.
+
+    lower: another layer than the model's own choice.
+    """
     model = DenseFeatures.from_pretrained(source, device=device)
+    model.lower = lower or model.lower
     folder = model_folder(source)
     sure = _learned_confidence(folder)
 
@@ -42,34 +48,44 @@ def model_row(name: str, source: str | Path | None, *, device: torch.device) -> 
         lower=True,
         descriptor_weight=0.5,
         lower_weight=1.0,
+        region_weights=(1.0, 3.0),
         confidence=sure,
         settings={"trunk": model.config.trunk, "lower": model.lower},
     )
 
 
-def tap_row(name: str, tap: str, *, init: Sequence[str | Path], device: torch.device) -> Row:
+def tap_row(
+    name: str, tap: str, *, init: Sequence[str | Path], device: torch.device, unit: bool = True
+) -> Row:
     """One layer of an ImageNet trunk: res2a ... res5c (res5 dilated) or pool1 ... pool4."""
-    trunk, digest = _trunk("vgg16" if tap.startswith("pool") else "resnet50", init, device=device)
+    trunk, digest = imagenet_trunk(
+        "vgg16" if tap.startswith("pool") else "resnet50", init, device=device
+    )
 
     def extract(images: Tensor) -> list[Features]:
-        return as_features(_run(trunk, images, (tap,))[tap], side=images.shape[-1])
+        maps = run_taps(trunk, images, (tap,))[tap]
+        return as_features(maps, side=images.shape[-1], unit=unit)
 
-    return Row(name, extract, weights_sha256=digest, settings={"layer": tap})
+    return Row(name, extract, weights_sha256=digest, unit=unit, settings={"layer": tap})
 
 
-def hypercolumn_row(name: str, *, init: Sequence[str | Path], device: torch.device) -> Row:
+def hypercolumn_row(
+    name: str, *, init: Sequence[str | Path], device: torch.device, unit: bool = True
+) -> Row:
     """res3c, res4c and res5c of the plain (stride 32) ResNet-50 at res3c's size, side by side.
 
-    Each layer has unit length before they are joined, so that each counts the same.
+    With `unit` each layer has unit length before they are joined, so that each counts the same.
     """
-    trunk, digest = _trunk("resnet50", init, device=device, dilated=False)
+    trunk, digest = imagenet_trunk("resnet50", init, device=device, dilated=False)
 
     def extract(images: Tensor) -> list[Features]:
-        taps = _run(trunk, images, HYPERCOLUMN)
-        return as_features(hypercolumn([taps[tap] for tap in HYPERCOLUMN]), side=images.shape[-1])
+        taps = run_taps(trunk, images, HYPERCOLUMN)
+        maps = hypercolumn([taps[tap] for tap in HYPERCOLUMN], unit=unit)
+        return as_features(maps, side=images.shape[-1], unit=unit)
 
-    settings = {"layers": list(HYPERCOLUMN), "each": "unit length", "upsampling": "bilinear"}
-    return Row(name, extract, weights_sha256=digest, settings=settings)
+    settings = {"layers": list(HYPERCOLUMN), "each": "unit length" if unit else "as it is",
+                "upsampling": "bilinear"}  # fmt: skip
+    return Row(name, extract, weights_sha256=digest, unit=unit, settings=settings)
 
 
 def _learned_confidence(folder: Path) -> bool:
@@ -78,17 +94,17 @@ def _learned_confidence(folder: Path) -> bool:
     return not run.config_file.is_file() or run.config().loss.kind == "probabilistic"
 
 
-def hypercolumn(maps: Sequence[Tensor]) -> Tensor:
-    """Maps (B, C_i, h_i, w_i), each scaled to unit length, at the first one's size: (B, sum C)."""
+def hypercolumn(maps: Sequence[Tensor], *, unit: bool = True) -> Tensor:
+    """Maps (B, C_i, h_i, w_i), each at unit length, at the first one's size: (B, sum C, h, w)."""
     size = maps[0].shape[-2:]
+    scaled = [F.normalize(each, dim=1) if unit else each for each in maps]
     parts = [
-        F.interpolate(F.normalize(each, dim=1), size=size, mode="bilinear", align_corners=False)
-        for each in maps
+        F.interpolate(each, size=size, mode="bilinear", align_corners=False) for each in scaled
     ]
     return torch.cat(parts, dim=1)
 
 
-def _run(trunk: Trunk, images: Tensor, taps: tuple[str, ...]) -> dict[str, Tensor]:
+def run_taps(trunk: Trunk, images: Tensor, taps: tuple[str, ...]) -> dict[str, Tensor]:
     """Taps of (B, 3, S, S) uint8 images."""
     mean, std = (
         torch.tensor(values, device=images.device)[:, None, None]
@@ -97,7 +113,7 @@ def _run(trunk: Trunk, images: Tensor, taps: tuple[str, ...]) -> dict[str, Tenso
     return trunk((images.float() / 255 - mean) / std, taps)  # type: ignore[no-any-return]
 
 
-def _trunk(
+def imagenet_trunk(
     name: str, init: Sequence[str | Path], *, device: torch.device, dilated: bool = True
 ) -> tuple[Trunk, str]:
     """The ImageNet trunk from whichever of the files fits it, and the hash of its weights."""

@@ -32,6 +32,11 @@ class Row:
     """The lower layer counts too: in regions, and in points with the weights below."""
     descriptor_weight: float = 1.0
     lower_weight: float = 0.0
+    region_weights: tuple[float, float] = (1.0, 1.0)
+    """Of descriptors and lower layer in regions."""
+    unit: bool = True
+    """Features have unit length at every place; else regions pool them as the network gives them
+    (points are compared at unit length either way)."""
     confidence: bool = False
     """It predicts sigma; region descriptors are scaled by 1/sigma."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -44,15 +49,16 @@ def as_features(
     side: int,
     uncertainty: Tensor | None = None,
     lower: Tensor | None = None,
+    unit: bool = True,
 ) -> list[Features]:
     """Maps (B, C, h, w) of square images of `side` pixels -> Features, unit length along C.
 
     Without uncertainty (B, h, w) it is 1 everywhere; without a lower layer (B, D, h', w') the
-    maps stand in for it, which rows that do not use it never see.
+    maps stand in for it, which rows that do not use it never see. `unit` off: lengths are kept.
     """
-    unit = F.normalize(maps.float(), dim=1)
-    sigma = torch.ones_like(unit[:, 0]) if uncertainty is None else uncertainty.float()
-    below = unit if lower is None else F.normalize(lower.float(), dim=1)
+    maps = F.normalize(maps.float(), dim=1) if unit else maps.float()
+    sigma = torch.ones_like(maps[:, 0]) if uncertainty is None else uncertainty.float()
+    below = maps if lower is None else F.normalize(lower.float(), dim=1)
     frame = Frame(original=(side, side), network=(side, side))
     stride = side // maps.shape[-1]
-    return [Features(*each, frame, stride) for each in zip(unit, sigma, below, strict=True)]
+    return [Features(*each, frame, stride) for each in zip(maps, sigma, below, strict=True)]

@@ -18,11 +18,12 @@ from torch import Tensor
 from surefeat.baselines.rows import Row
 from surefeat.eval.material import Case, Key
 from surefeat.eval.metrics import identity_points, paired_iou
-from surefeat.eval.protocol import LocationBonus, Protocol
+from surefeat.eval.protocol import REGION_MEASURES, LocationBonus, Measure, Protocol
 from surefeat.eval.store import FeatureStore
 from surefeat.features import Features
 from surefeat.flow import flow_from_regions, transfer_points
 from surefeat.geometry import Frame
+from surefeat.image import resize
 from surefeat.loss import mean_predicted_loss
 from surefeat.nearest import Side, find, peak_offset, prepare, vote
 from surefeat.regions import match_regions
@@ -57,20 +58,20 @@ def measure(
     for case in cases:
         features0, features1 = (features[key] for key in case.keys)
         record = _measure_points(case, row, features0, features1, protocol)
-        if "regions" in case.measures or "flow" in case.measures:
-            iou, flow = _measure_regions(case, row, features0, features1, protocol)
+        if set(REGION_MEASURES) & set(case.measures):
+            iou, found = _measure_regions(case, row, features0, features1, protocol)
             if "regions" in case.measures:
                 record["iou_by_rank"] = _rounded(iou, SHARE_DIGITS)
-            if "flow" in case.measures:
-                flows.append((case, record, flow))
+            flows += [(case, record, name, flow) for name, flow in found.items()]
         records.append(record)
     if flows:
         device = features[cases[0].keys[0]].descriptors.device
-        guides = torch.stack([pictures[case.keys[0]] for case, _, _ in flows]).to(device)
-        fields = _smooth([flow for _, _, flow in flows], guides)
-        for (case, record, _), field in zip(flows, fields, strict=True):
+        guides = torch.stack([pictures[case.keys[0]] for case, _, _, _ in flows]).to(device)
+        guides = resize(guides, size=(protocol.side, protocol.side))
+        fields = _smooth([flow for _, _, _, flow in flows], guides)
+        for (case, record, name, _), field in zip(flows, fields, strict=True):
             points0 = _network_points(case, protocol.side)
-            record["flow"] = {"points": _original(transfer_points(field, points0), case, protocol)}
+            record[name] = {"points": _original(transfer_points(field, points0), case, protocol)}
     return records
 
 
@@ -146,29 +147,36 @@ def _true_losses(
 
 def _measure_regions(
     case: Case, row: Row, features0: Features, features1: Features, protocol: Protocol
-) -> tuple[Tensor, SparseFlow]:
-    """IoU (A,) of the active proposals' matches by falling score, and the field of all matches."""
+) -> tuple[Tensor, dict[Measure, SparseFlow]]:
+    """IoU (A,) of the active proposals' matches by falling score, and the fields of all matches."""
     assert case.truth is not None
     square0 = to_square(case.boxes0, case.frame(protocol.side, 0))
     square1 = to_square(case.boxes1, case.frame(protocol.side, 1))
-    fine0, fine1 = (finer(each, cells=protocol.pooled_cells) for each in (features0, features1))
+    fine0, fine1 = (
+        finer(each, cells=protocol.pooled_cells, unit=row.unit) for each in (features0, features1)
+    )
     matches = match_regions(
         fine0, fine1, square0, square1, confidence=row.confidence, lower=row.lower,
-        normalised=protocol.normalised,
+        normalised=protocol.normalised, descriptor_weight=row.region_weights[0],
+        lower_weight=row.region_weights[1],
     )  # fmt: skip
     index, score = matches.index.cpu(), matches.score.float().cpu()
     active = case.truth.active
     iou = paired_iou(case.boxes1[index[active]], case.truth.boxes)
     iou = iou[score[active].argsort(descending=True, stable=True)]
-    if "flow" not in case.measures:
-        return iou, SparseFlow(torch.zeros(0), torch.zeros(0))
-    size = (protocol.side, protocol.side)
-    field, confidence = flow_from_regions(square0, square1[index], score, size0=size, size1=size)
-    return iou, SparseFlow(field, confidence > 0)
+    size, flows = (protocol.side, protocol.side), {}
+    orders: dict[Measure, float] = {"flow": 0.0, "small-first": protocol.discount}
+    for name, discount in orders.items():
+        if name in case.measures:
+            field, known = flow_from_regions(
+                square0, square1[index], score, size0=size, size1=size, discount=discount
+            )
+            flows[name] = SparseFlow(field, known > 0)
+    return iou, flows
 
 
-def finer(features: Features, *, cells: int) -> Features:
-    """The same features with at least `cells` cells a side, bilinear, unit length again."""
+def finer(features: Features, *, cells: int, unit: bool = True) -> Features:
+    """The same features with at least `cells` cells a side, bilinear; `unit`: at unit length."""
 
     def grown(maps: Tensor) -> Tensor:
         if maps.shape[-1] >= cells:
@@ -177,7 +185,8 @@ def finer(features: Features, *, cells: int) -> Features:
             0
         ]
 
-    descriptors = F.normalize(grown(features.descriptors), dim=0)
+    descriptors = grown(features.descriptors)
+    descriptors = F.normalize(descriptors, dim=0) if unit else descriptors
     return replace(
         features,
         descriptors=descriptors,

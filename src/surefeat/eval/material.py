@@ -16,7 +16,7 @@ from surefeat.data.pairs import Pair
 from surefeat.eval.benchmarks import Benchmark, shifted, shifted_boxes
 from surefeat.eval.metrics import shifted_target
 from surefeat.eval.proposal_file import proposals_of
-from surefeat.eval.protocol import Measure, Protocol
+from surefeat.eval.protocol import REGION_MEASURES, Measure, Protocol
 from surefeat.eval.regions import RegionTruth, region_truth
 from surefeat.geometry import Frame
 from surefeat.image import load, resize
@@ -60,7 +60,7 @@ class Material:
     cases: tuple[Case, ...]
     """First all pairs as they are, then all that were shifted."""
     pictures: dict[Key, Tensor]
-    """(3, S, S) uint8 each, in the order the cases need them."""
+    """(3, S, S) uint8 each, S the largest input, in the order the cases need them."""
 
     def fingerprint(self) -> str:
         """Hash of everything a row is shown and asked."""
@@ -79,7 +79,7 @@ def prepare_material(
     """Read pictures, find or read proposals (kept in the file `proposals`), work out the truth."""
     both = (*protocol.measures, *protocol.shifted_measures)
     boxes: dict[Path, Tensor] = {}
-    if "regions" in both or "flow" in both:
+    if set(REGION_MEASURES) & set(both):
         images = (path for pair in benchmark.pairs for path in (pair.image0, pair.image1))
         boxes = proposals_of(images, protocol.proposals, file=proposals, quiet=quiet)
     cases = []
@@ -102,7 +102,7 @@ def _case(
     number: int, variant: Variant, pair: Pair, boxes: dict[Path, Tensor], protocol: Protocol
 ) -> Case:
     measures = protocol.measures if variant == "plain" else protocol.shifted_measures
-    if "regions" not in measures and "flow" not in measures:
+    if not set(REGION_MEASURES) & set(measures):
         none = torch.zeros(0, 4)
         return Case(number, variant, pair, measures, none, none, None)
     boxes0, boxes1 = boxes[pair.image0], boxes[pair.image1]
@@ -116,4 +116,5 @@ def _picture(key: Key, protocol: Protocol) -> Tensor:
     pixels = load(path)
     if variant == "shifted":
         pixels = shifted_target(pixels, torch.zeros(0, 2), protocol.shift)[0]
-    return resize(pixels, size=(protocol.side, protocol.side))
+    largest = max(protocol.seen)
+    return resize(pixels, size=(largest, largest))

@@ -6,14 +6,18 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from surefeat.eval.proposal_file import ProposalSettings
+from surefeat.flow import DISCOUNT
 from surefeat.voting import Voting
 
-Measure = Literal["nearest", "voting", "location", "regions", "flow"]
+Measure = Literal["nearest", "voting", "location", "regions", "flow", "small-first"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 """nearest: keypoints by nearest neighbour; voting: with local offset voting; location: nearest
 neighbour with a bonus for the same place, a control; regions: PCR and mIoU; flow: keypoints by
-the paper's route, region matches -> dense flow -> SD filter."""
-POINT_MEASURES: tuple[Measure, ...] = ("flow", "nearest", "voting", "location")
+the paper's route, region matches -> dense flow -> SD filter; small-first: the same, but small
+regions go before large ones of about the same score."""
+POINT_MEASURES: tuple[Measure, ...] = ("flow", "small-first", "nearest", "voting", "location")
+REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "small-first")
+"""Those that need proposals."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,9 @@ class Protocol:
 
     side: int = 224
     """Images are resized to this square, pixels; aspect is not kept, as in SCNet's evaluator."""
+    inputs: tuple[int, ...] = ()
+    """Sides at which the network sees that square, pixels; with several, their scores add up.
+    None given: as it is."""
     alphas: tuple[float, ...] = (0.05, 0.1, 0.15)
     """Of PCK."""
     measures: tuple[Measure, ...] = MEASURES
@@ -44,11 +51,18 @@ class Protocol:
     pooled_cells: int = 28
     """Maps with fewer cells a side are upsampled to this for region pooling. Chosen on PF-PASCAL
     val: 14 cells snap boxes to 16 px and cost res4c 9.6 points of flow PCK@0.1 (55.1, not 64.7)."""
+    discount: float = DISCOUNT
+    """What small-first divides scores by: this power of a region's share of the image."""
     normalised: bool = True
     """Region descriptors have unit length; otherwise raw inner products are compared."""
     proposals: ProposalSettings = field(default_factory=ProposalSettings)
     voting: Voting = field(default_factory=Voting)
     location: LocationBonus = field(default_factory=LocationBonus)
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """Sides at which the network sees the square."""
+        return self.inputs or (self.side,)
 
     def __post_init__(self) -> None:
         if not set(self.shifted_measures) <= set(self.measures):

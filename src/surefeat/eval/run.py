@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ def evaluate(
     measures: Sequence[Measure] = MEASURES,
     shifted: Sequence[Measure] = ("nearest", "voting", "location", "regions"),
     side: int = 224,
+    inputs: Sequence[int] = (),
     pairs: int | None = None,
     device: str | torch.device | None = None,
     quiet: bool = False,
@@ -39,13 +41,15 @@ def evaluate(
     """Measure rows (see baselines.known) on a benchmark; the paths of their result files.
 
     Pictures, proposals and ground truth are prepared once for all rows. Interrupted, it continues
-    where it was when called again with the same settings.
+    where it was when called again with the same settings. inputs: sides at which the networks see
+    the square of `side` pixels; rows are then called NAME@224+320, say.
     """
     found = load_benchmark(benchmark, data, split=split, images=images)
     if pairs is not None:
         found = some_pairs(found, pairs)
     protocol = Protocol(
         side=side,
+        inputs=tuple(inputs),
         measures=tuple(measures),
         shifted_measures=tuple(each for each in shifted if each in measures),
         proposals=ProposalSettings(count=boxes, seed=seed),
@@ -53,6 +57,9 @@ def evaluate(
     where = choose_device(device)
     # Built first: a name or file that is wrong shows before the long preparation.
     built = [build_row(name, model=model, init=init, device=where) for name in rows]
+    if protocol.inputs:
+        seen = "+".join(str(n) for n in protocol.inputs)
+        built = [replace(row, name=f"{row.name}@{seen}") for row in built]
     out = Path(out)
     file = Path(proposals) if proposals else out / "cache" / f"proposals-{benchmark}.safetensors"
     material = prepare_material(found, protocol, proposals=file, quiet=quiet)

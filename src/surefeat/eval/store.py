@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from surefeat.baselines.rows import Row
 from surefeat.eval.material import Key
+from surefeat.eval.protocol import Protocol
 from surefeat.features import Features
+from surefeat.geometry import Frame
+from surefeat.image import resize
+from surefeat.scales import join_scales
 
 BATCH = 16
 """Pictures per pass. A picture always shares its batch with the same others, so that a resumed
@@ -21,10 +26,17 @@ class FeatureStore:
     """The features of one row; the batches used longest ago make room for new ones."""
 
     def __init__(
-        self, row: Row, pictures: Mapping[Key, Tensor], *, device: torch.device, limit: int
+        self,
+        row: Row,
+        pictures: Mapping[Key, Tensor],
+        protocol: Protocol,
+        *,
+        device: torch.device,
+        limit: int,
     ) -> None:
         """`limit`: bytes of features kept at once."""
-        self._row, self._pictures, self._device, self._limit = row, pictures, device, limit
+        self._row, self._pictures, self._protocol = row, pictures, protocol
+        self._device, self._limit = device, limit
         keys = list(pictures)
         self._groups = [keys[i : i + BATCH] for i in range(0, len(keys), BATCH)]
         self._group_of = {key: n for n, group in enumerate(self._groups) for key in group}
@@ -42,11 +54,19 @@ class FeatureStore:
     def _compute(self, number: int) -> None:
         group = self._groups[number]
         images = torch.stack([self._pictures[key] for key in group]).to(self._device)
-        found = self._row.extract(images)
+        found = seen_at(self._row, images, self._protocol)
         self._kept[number] = dict(zip(group, found, strict=True))
         self._bytes[number] = _bytes(found)
         while len(self._kept) > 1 and sum(self._bytes[n] for n in self._kept) > self._limit:
             self._kept.popitem(last=False)
+
+
+def seen_at(row: Row, images: Tensor, protocol: Protocol) -> list[Features]:
+    """Features of squares (B, 3, S, S) uint8 at the protocol's inputs, in the frame of its side."""
+    by_input = [row.extract(resize(images, size=(n, n))) for n in protocol.seen]
+    joined = [join_scales(parts) for parts in zip(*by_input, strict=True)]
+    side = (protocol.side, protocol.side)
+    return [replace(each, frame=Frame(side, each.frame.network)) for each in joined]
 
 
 def _bytes(found: list[Features]) -> int:

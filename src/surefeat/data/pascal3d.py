@@ -1,0 +1,158 @@
+"""PASCAL3D+ (Xiang et al. 2014): keypoints of 12 rigid classes on VOC 2012 photos.
+
+Two layouts are read. COCO's: keypoints_train.json and keypoints_val.json in one folder. The
+release's own: Annotations/<class>_pascal/<image>.mat, a struct `record` with `objects`, each with
+`class`, `bbox` and `anchors`, a struct of keypoints with `location` and `status` (1: visible);
+photos in Images/<class>_pascal, and VOC's lists of image names. The .mat files count pixels from
+1, the result from 0. Objects that are difficult, truncated or occluded are not left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from surefeat.data.keypoints import Category, KeypointSet, Labelled, make_category, read_coco
+from surefeat.data.pairs import image_size
+from surefeat.data.sources import Place
+
+CLASSES = (
+    "aeroplane", "bicycle", "boat", "bottle", "bus", "car", "chair", "diningtable", "motorbike",
+    "sofa", "train", "tvmonitor",
+)  # fmt: skip
+_LISTS = ("PASCAL/VOCdevkit/VOC2012/ImageSets/Main", "ImageSets/Main", "Image_sets")
+_PHOTOS = ("Images/{0}_pascal", "PASCAL/VOCdevkit/VOC2012/JPEGImages", "JPEGImages")
+_VISIBLE = 1
+
+
+def load_pascal3d(
+    data: str | Path, *, split: Literal["train", "val"], images: str | Path | None = None
+) -> KeypointSet:
+    """The objects of a split.
+
+    `images` is where the photos are: a folder, or tar shards for COCO's layout; by default beside
+    the json, or where the release has them.
+    """
+    root = Path(data)
+    listed = root / f"keypoints_{split}.json"
+    if listed.is_file():
+        return read_coco(listed, images=images)
+    if (root / "Annotations").is_dir():
+        return _read_release(root, split, images)
+    raise FileNotFoundError(
+        f"{root} holds neither {listed.name} nor PASCAL3D+'s Annotations folder; pass the folder "
+        "that has one of them"
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An object as the .mat file has it, counted from 0."""
+
+    image: str
+    kind: str
+    box: tuple[float, ...]
+    places: dict[str, tuple[float, float] | None]
+    """Every keypoint that was asked for; None where it is not visible."""
+
+
+def _read_release(root: Path, split: str, images: str | Path | None) -> KeypointSet:
+    folders = {kind: root / "Annotations" / f"{kind}_pascal" for kind in CLASSES}
+    there = {kind: folder for kind, folder in folders.items() if folder.is_dir()}
+    if not there:
+        raise FileNotFoundError(f"{root}/Annotations has no folder such as car_pascal; fetch it")
+    wanted = _names(root, split)
+    every = [
+        found
+        for kind, folder in there.items()
+        for path in sorted(folder.glob("*.mat"))
+        for found in _read_mat(path, kind)
+    ]
+    # Of both splits, so that the two have the same channels.
+    categories = tuple(_category(kind, every) for kind in there)
+    order = {kind: number for number, kind in enumerate(there)}
+    objects = tuple(
+        _labelled(found, order[found.kind], categories[order[found.kind]], root, images)
+        for found in every
+        if found.image in wanted
+    )
+    if not objects:
+        raise ValueError(f"{root} has no annotated object in the list of {split}")
+    return KeypointSet(categories, objects)
+
+
+def _names(root: Path, split: str) -> set[str]:
+    """The images of a split: VOC's list, the name first in each line."""
+    for folder in _LISTS:
+        path = root / folder / f"{split}.txt"
+        if path.is_file():
+            return {line.split()[0] for line in path.read_text().splitlines() if line.strip()}
+    raise FileNotFoundError(f"there is no {root / _LISTS[0] / split}.txt; copy VOC 2012's there")
+
+
+def _category(kind: str, found: list[_Found]) -> Category:
+    names = sorted({name for one in found if one.kind == kind for name in one.places})
+    return make_category(kind, names)
+
+
+def _read_mat(path: Path, kind: str) -> list[_Found]:
+    """The annotated objects of the folder's class; a file lists those of other classes too."""
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path, squeeze_me=True, struct_as_record=False)
+        objects = [each for each in np.atleast_1d(content["record"].objects) if _is_of(each, kind)]
+        return [_Found(path.stem, kind, _box(each), _places(each.anchors)) for each in objects]
+    except Exception as error:  # scipy raises nearly anything for a damaged file
+        raise ValueError(f"{path}: not a PASCAL3D+ record ({error!r}); fetch it again") from error
+
+
+def _is_of(each: Any, kind: str) -> bool:
+    """Whether an object is of a class and was annotated; without anchors the field is empty."""
+    return getattr(each, "class") == kind and hasattr(each.anchors, "_fieldnames")
+
+
+def _box(each: Any) -> tuple[float, ...]:
+    box = tuple(float(value) - 1 for value in np.ravel(each.bbox))
+    if len(box) != 4:
+        raise ValueError(f"a bbox has {len(box)} numbers, not 4")
+    return box
+
+
+def _places(anchors: Any) -> dict[str, tuple[float, float] | None]:
+    return {str(name): _place(getattr(anchors, name)) for name in anchors._fieldnames}
+
+
+def _place(anchor: Any) -> tuple[float, float] | None:
+    """Where a keypoint is; None unless it is visible."""
+    if not hasattr(anchor, "status") or int(anchor.status) != _VISIBLE:
+        return None
+    x, y = (float(value) - 1 for value in np.ravel(anchor.location))
+    return x, y
+
+
+def _labelled(
+    found: _Found, number: int, category: Category, root: Path, images: str | Path | None
+) -> Labelled:
+    photo = _photo(found, root, images)
+    places = [found.places.get(name) for name in category.keypoints]
+    points = torch.tensor([place or (torch.nan, torch.nan) for place in places])
+    visible = torch.tensor([place is not None for place in places])
+    box = torch.tensor(found.box)
+    size = image_size(photo)
+    return Labelled(Place(str(photo)), photo.name, number, box, points, visible, size)
+
+
+def _photo(found: _Found, root: Path, images: str | Path | None) -> Path:
+    folders = [Path(images)] if images else [root / each.format(found.kind) for each in _PHOTOS]
+    for folder in folders:
+        for ending in (".jpg", ".webp", ".png"):
+            if (folder / f"{found.image}{ending}").is_file():
+                return folder / f"{found.image}{ending}"
+    raise FileNotFoundError(
+        f"there is no photo {found.image}.jpg in {folders[0]}; pass its folder as images"
+    )

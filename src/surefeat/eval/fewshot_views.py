@@ -1,0 +1,202 @@
+"""Objects as the network sees them: crops cut on the device, their features and keypoints.
+
+Everything random is drawn before anything is cut, so a view depends on the seed alone, not on the
+device or the size of a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefeat.baselines.dense_rows import DenseRow
+from surefeat.crops import into_box, jittered_box, mirrored, out_of_box
+from surefeat.eval.fewshot_data import Channels, Material, Objects, Photos
+from surefeat.eval.fewshot_settings import FewShot
+from surefeat.geometry import normalise
+
+FeatureFunction = Callable[[Tensor], Tensor]
+"""(B, 3, S, S) uint8 crops -> (B, C, h, w) maps on the same device."""
+BATCH = {"cuda": 256}
+"""Crops per pass of the network; on other devices 16."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which crops are to be cut; M of them."""
+
+    objects: Tensor
+    """(M,) numbers of objects."""
+    boxes: Tensor
+    """(M, 4) inclusive, pixels of the photos; they may reach beyond."""
+    mirror: Tensor
+    """(M,) bool: mirrored before the network sees them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Views:
+    """Cut crops; M of them, K channels."""
+
+    features: Tensor
+    """(M, h, w, C): channels last, as convolutions like them."""
+    points: Tensor
+    """(M, K, 2) cells of the map."""
+    visible: Tensor
+    """(M, K) bool; False outside the object's class."""
+    own: Tensor
+    """(M, K) bool: the channels of the object's class."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(h, w) of the maps."""
+        return self.features.shape[1], self.features.shape[2]
+
+
+def plain_plan(objects: Objects) -> Plan:
+    """One view per object: its own box, not mirrored."""
+    numbers = torch.arange(len(objects), device=objects.boxes.device)
+    return Plan(numbers, objects.boxes, torch.zeros_like(numbers, dtype=torch.bool))
+
+
+def random_plan(
+    objects: Objects, chosen: Tensor, *, count: int, jitter: float, generator: torch.Generator
+) -> Plan:
+    """`count` views of each chosen object (N,), one after the other, every second one mirrored.
+
+    Each side of a box is moved by up to `jitter` of its size; the generator is on the CPU.
+    """
+    numbers = chosen.repeat_interleave(count)
+    boxes = jittered_box(objects.boxes[numbers], generator, jitter)
+    mirror = torch.arange(len(numbers), device=numbers.device) % count % 2 == 1
+    return Plan(numbers, boxes, mirror)
+
+
+def cut(photos: Photos, rows: Tensor, boxes: Tensor, *, side: int) -> Tensor:
+    """Boxes (B, 4) of photos `rows` (B,) -> (B, 3, side, side) uint8.
+
+    Convention: as crops.crop, the crop spans the box's outer edges and the border pixel is repeated
+    beyond the photo. Antialiasing: each pixel is the mean of 2 x 2 bilinear reads, which serves
+    boxes of up to about twice the crop's side.
+    """
+    fine = torch.arange(2 * side, device=boxes.device, dtype=torch.float32)
+    ys, xs = torch.meshgrid(fine, fine, indexing="ij")
+    grid = torch.stack([xs, ys], dim=-1).reshape(1, -1, 2)
+    places = out_of_box(grid, boxes, size=(2 * side, 2 * side))
+    # A photo fills only a part of its canvas: what counts as the border is its own last pixel.
+    last = photos.sizes[rows].flip(-1)[:, None].float() - 1
+    places = places.clamp_min(0).minimum(last)
+    canvas = (photos.pixels.shape[-2], photos.pixels.shape[-1])
+    places = normalise(places, size=canvas).reshape(-1, 2 * side, 2 * side, 2)
+    pixels = photos.pixels[rows].float()
+    read = F.grid_sample(pixels, places, padding_mode="border", align_corners=False)
+    return F.avg_pool2d(read, 2).round().clamp(0, 255).to(torch.uint8)
+
+
+@torch.no_grad()
+def extract(
+    plan: Plan,
+    objects: Objects,
+    *,
+    photos: Photos,
+    channels: Channels,
+    features: FeatureFunction,
+    side: int,
+) -> Views:
+    """Cut the crops of a plan, and their features and keypoints; bf16 on CUDA."""
+    device = objects.boxes.device
+    on_cuda = device.type == "cuda"
+    kept: Tensor | None = None
+    count, batch = len(plan.objects), BATCH.get(device.type, 16)
+    for start in range(0, count, batch):
+        part = slice(start, start + batch)
+        crops = cut(photos, objects.photo[plan.objects[part]], plan.boxes[part], side=side)
+        crops = torch.where(plan.mirror[part, None, None, None], crops.flip(-1), crops)
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_cuda):
+            maps = features(crops.contiguous(memory_format=torch.channels_last))
+        if kept is None:
+            kept = _room(count, maps, on_cuda=on_cuda)
+        kept[part] = maps.permute(0, 2, 3, 1)
+    if kept is None:
+        raise ValueError("there are no objects to cut")
+    size = (kept.shape[1], kept.shape[2])
+    return Views(kept, *_keypoints(plan, objects, channels, size=size))
+
+
+def _keypoints(
+    plan: Plan, objects: Objects, channels: Channels, *, size: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Points in cells, visible and own of a plan's views."""
+    points = into_box(objects.points[plan.objects], plan.boxes, size=size)
+    visible = objects.visible[plan.objects]
+    turned, seen = mirrored(points, visible, channels.flip, size=size)
+    points = torch.where(plan.mirror[:, None, None], turned, points)
+    visible = torch.where(plan.mirror[:, None], seen, visible)
+    return points, visible, channels.own[objects.category[plan.objects]]
+
+
+def _room(count: int, maps: Tensor, *, on_cuda: bool) -> Tensor:
+    """(count, h, w, C) to be filled, or an error that says how to need less."""
+    dtype = torch.bfloat16 if on_cuda else torch.float32
+    shape = (count, *maps.shape[2:], maps.shape[1])
+    try:
+        return torch.empty(shape, dtype=dtype, device=maps.device)
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        wanted = torch.Size(shape).numel() * torch.finfo(dtype).bits / 8 / 2**30
+        raise MemoryError(
+            f"the features of {count} views take {wanted:.1f} GiB, more than is free; "
+            "pass fewer views, or fewer cells"
+        ) from error
+
+
+class RowViews:
+    """The features of one row, computed when they are first needed."""
+
+    def __init__(self, row: DenseRow, material: Material, settings: FewShot) -> None:
+        self.row, self.material, self.settings = row, material, settings
+        self.seconds = 0.0
+        """Spent on features so far."""
+
+    @cached_property
+    def test(self) -> Views:
+        """One view of every test object."""
+        return self._extract(plain_plan(self.material.test), self.material.test)
+
+    @cached_property
+    def train(self) -> Views:
+        """`settings.views` of every training object, the same for all seeds and rounds."""
+        every = torch.arange(len(self.material.train))
+        return self._random(every, count=self.settings.views, seed=0)
+
+    def of(self, chosen: Tensor, *, seed: int) -> tuple[Views, Tensor]:
+        """Views to train on objects `chosen` (N,), and which rows of them; few objects get more."""
+        views = self.settings.views
+        if len(chosen) * views >= self.settings.least_views:
+            rows = (chosen[:, None] * views + torch.arange(views)).flatten()
+            return self.train, rows.to(self.train.features.device)
+        found = self._random(chosen, count=-(-self.settings.least_views // len(chosen)), seed=seed)
+        return found, torch.arange(len(found.points), device=found.features.device)
+
+    def _random(self, chosen: Tensor, *, count: int, seed: int) -> Views:
+        objects = self.material.train
+        plan = random_plan(
+            objects, chosen.to(objects.boxes.device), count=count, jitter=self.settings.jitter,
+            generator=torch.Generator().manual_seed(seed),
+        )  # fmt: skip
+        return self._extract(plan, objects)
+
+    def _extract(self, plan: Plan, objects: Objects) -> Views:
+        start = time.perf_counter()
+        views = extract(
+            plan, objects, photos=self.material.photos, channels=self.material.channels,
+            features=self.row.features, side=self.settings.side,
+        )  # fmt: skip
+        if views.features.is_cuda:
+            torch.cuda.synchronize()
+        self.seconds += time.perf_counter() - start
+        return views

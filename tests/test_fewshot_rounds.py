@@ -1,0 +1,317 @@
+"""Rounds, their measures, and the whole few-shot benchmark on drawn objects."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fewshot_tiny import SETTINGS, colours, oracle, write_benchmark, write_photos
+from surefeat.baselines.dense_rows import DenseRow
+from surefeat.cli import main
+from surefeat.config import ModelConfig
+from surefeat.eval import fewshot
+from surefeat.eval.fewshot import measure_row
+from surefeat.eval.fewshot_data import Material, Objects, prepare_material
+from surefeat.eval.fewshot_result import area, at_alpha, class_curves
+from surefeat.eval.fewshot_rounds import (
+    drawer,
+    image_ranks,
+    mean_positions,
+    out_of_unit,
+    relative_errors,
+    round_objects,
+    train_round,
+)
+from surefeat.eval.fewshot_settings import FewShot
+from surefeat.eval.fewshot_tables import class_table, read_fewshot, round_table
+from surefeat.eval.fewshot_views import Views
+from surefeat.eval.results import read_result
+from surefeat.keypoint_head import KeypointHead
+from surefeat.model import DenseFeatures
+from surefeat.viz_fewshot import fewshot_figure
+
+
+def objects(boxes: Tensor, points: Tensor, visible: Tensor, category: Tensor) -> Objects:
+    return Objects(torch.arange(len(boxes)), category, boxes, points, visible)
+
+
+def random_objects(count: int) -> tuple[Objects, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    corners = torch.rand(count, 2, generator=generator) * 50
+    sides = torch.rand(count, 2, generator=generator) * 80 + 5
+    boxes = torch.cat([corners, corners + sides - 1], dim=1)
+    points = corners[:, None] + torch.rand(count, 5, 2, generator=generator) * sides[:, None]
+    category = torch.arange(count) % 2
+    own = torch.tensor([[True, True, True, False, False], [False, False, False, True, True]])
+    visible = own[category] & (torch.rand(count, 5, generator=generator) < 0.7)
+    predicted = points + torch.randn(count, 5, 2, generator=generator) * 5
+    points = torch.where(visible[..., None], points, torch.nan)
+    return objects(boxes, points, visible, category), predicted
+
+
+def test_pck_equals_a_slow_loop() -> None:
+    found, predicted = random_objects(60)
+    curves = class_curves(relative_errors(predicted, found), found, classes=2)
+    for alpha in (0.0, 0.05, 0.1, 0.25, 1.0):
+        for number in (0, 1):
+            right = total = 0
+            for row in range(60):
+                x1, y1, x2, y2 = found.boxes[row].tolist()
+                limit = alpha * max(x2 - x1 + 1, y2 - y1 + 1)
+                for part in range(5):
+                    if found.category[row] == number and found.visible[row, part]:
+                        near = math.dist(
+                            predicted[row, part].tolist(), found.points[row, part].tolist()
+                        )
+                        right, total = right + (near < limit), total + 1
+            assert float(at_alpha(curves[number], alpha)) == pytest.approx(100 * right / total)
+    assert 0.3 < float(curves[0, 10]) < 0.95
+
+
+def test_a_prediction_that_is_not_finite_is_wrong() -> None:
+    found, _ = random_objects(4)
+    truth = found.points.nan_to_num(0.0)
+    spoilt = truth.clone()
+    spoilt[0] = torch.nan
+    perfect, worse = (
+        class_curves(relative_errors(p, found), found, classes=2)[0, -1] for p in (truth, spoilt)
+    )
+    assert perfect == 1
+    share = found.visible[0].sum() / found.visible[found.category == 0].sum()
+    assert float(worse) == pytest.approx(1 - float(share))
+
+
+def test_the_area_of_known_curves() -> None:
+    straight = torch.linspace(0, 1, 101)
+    assert float(area(straight)) == pytest.approx(0.5)
+    # Right from alpha 0.3 on: the trapezoid over [0.29, 0.30] adds half a step.
+    assert float(area((straight > 0.295).float())) == pytest.approx(0.705)
+
+
+def test_rounds_are_nested_and_have_as_many_images_of_every_class() -> None:
+    generator = torch.Generator().manual_seed(4)
+    photo = torch.randint(0, 60, (300,), generator=generator)
+    category = torch.randint(0, 3, (300,), generator=generator)
+    ranks = image_ranks(category, photo, generator=torch.Generator().manual_seed(1))
+    before: set[int] = set()
+    for size in (1, 2, 5, 20):
+        chosen = round_objects(ranks, size)
+        assert before <= set(chosen.tolist())
+        before = set(chosen.tolist())
+        for number in range(3):
+            photos = set(photo[chosen][category[chosen] == number].tolist())
+            assert len(photos) == size
+            # A photo brings all its objects of the class.
+            every = {i for i in range(300) if category[i] == number and int(photo[i]) in photos}
+            assert every <= before
+    assert round_objects(ranks, "all").tolist() == list(range(300))
+    again, other = (
+        image_ranks(category, photo, generator=torch.Generator().manual_seed(s)) for s in (1, 2)
+    )
+    assert torch.equal(ranks, again)
+    assert not torch.equal(ranks, other)
+
+
+def test_mean_positions_by_hand() -> None:
+    # Boxes of 10 x 20 and 40 x 10 pixels, whose outer edges are half a pixel further out.
+    boxes = torch.tensor([[0.0, 0, 9, 19], [100.0, 50, 139, 59]])
+    points = torch.tensor([[[4.5, 9.5], [0.0, 0.0]], [[109.5, 51.5], [7.0, 7.0]]])
+    visible = torch.tensor([[True, False], [True, False]])
+    found = objects(boxes, points, visible, torch.tensor([0, 0]))
+    places = mean_positions(found)
+    # In shares of the box: (.5, .5) and (.25, .2); what nobody shows is in the middle.
+    assert torch.allclose(places, torch.tensor([[0.375, 0.35], [0.5, 0.5]]))
+    back = out_of_unit(places, boxes)
+    assert torch.allclose(back[0, 0], torch.tensor([3.25, 6.5]))
+    assert torch.allclose(back[1, 1], torch.tensor([119.5, 54.5]))
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    for wrong in ((), (0, 1), (2, 1), ("all", 1), (1, 1)):
+        with pytest.raises(ValueError, match="they must rise from 1 on, 'all' the last"):
+            FewShot(rounds=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seeds must be at least 1"):
+        FewShot(seeds=0)
+    assert FewShot().steps(100) == 1500
+    assert FewShot().steps(32_000) == 3000
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    folder = tmp_path_factory.mktemp("drawn")
+    train, test = (write_photos(folder, count=18, seed=n, first=n) for n in (0, 100))
+    return prepare_material(train, test, split="val", device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def result(material: Material, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return measure_row(oracle(), material, SETTINGS, out=tmp_path_factory.mktemp("results"))
+
+
+def test_features_that_know_the_answer_find_nearly_all_keypoints(result: Path) -> None:
+    metrics = read_result(result)["metrics"]
+    assert metrics["pck@0.1 bbox, all per class"] > 97
+    assert metrics["pck area bbox, all per class"] > 0.95
+    # One image each leaves something to learn, and a guess without looking is far behind.
+    assert metrics["pck@0.1 bbox, 1 per class"] < metrics["pck@0.1 bbox, all per class"]
+    assert metrics["mean position pck@0.1 bbox, all per class"] < 40
+
+
+def test_features_that_know_nothing_do_not(material: Material, tmp_path: Path) -> None:
+    blind = DenseRow("blind", lambda crops: torch.zeros_like(colours(crops)))
+    settings = replace(SETTINGS, rounds=("all",), seeds=1)
+    metrics = read_result(measure_row(blind, material, settings, out=tmp_path))["metrics"]
+    assert metrics["pck@0.1 bbox, all per class"] < 40
+
+
+def test_a_result_says_what_was_measured_and_how(result: Path, material: Material) -> None:
+    found = read_result(result)
+    assert result.name == "pascal3d-val-colours.json"
+    assert (found["benchmark"], found["rule"]) == ("pascal3d", "bbox")
+    assert found["config"]["protocol"]["emphasis"] == 50
+    assert found["counts"]["test objects"] == len(material.test)
+    assert found["counts"]["images, 3 per class"] == [6, 6]
+    assert [(each["seed"], each["round"]) for each in found["rounds"]] == [
+        (0, 1), (0, 3), (0, "all"), (1, 1), (1, 3), (1, "all"),
+    ]  # fmt: skip
+    name = "pck@0.1 bbox, 3 per class"
+    seeds = [each["pck@0.1 bbox"] for each in found["rounds"] if each["round"] == 3]
+    assert found["metrics"][name] == pytest.approx(sum(seeds) / 2, abs=1e-3)
+    spread = abs(seeds[0] - seeds[1]) / math.sqrt(2)
+    assert found["metrics"][f"{name}, sd over seeds"] == pytest.approx(spread, abs=1e-3)
+    classes = found["by_class"][name]
+    assert sum(classes.values()) / 2 == pytest.approx(found["metrics"][name], abs=1e-3)
+    assert found["pck_curves"]["3 per class"][10] * 100 == pytest.approx(
+        found["metrics"][name], abs=0.01
+    )
+
+
+def test_a_round_starts_from_the_head_of_the_one_before(
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def watched(head: KeypointHead, *arguments: Any, **named: Any) -> float:
+        before = head.conv1.weight.detach().clone()
+        loss = train_round(head, *arguments, **named)
+        seen.append((before, head.conv1.weight.detach().clone()))
+        return loss
+
+    monkeypatch.setattr(fewshot, "train_round", watched)
+    fewshot.measure_row(oracle(), material, replace(SETTINGS, least_steps=2), out=tmp_path)
+    first, second = seen[:3], seen[3:]
+    for rounds in (first, second):
+        assert torch.equal(rounds[0][1], rounds[1][0])
+        assert torch.equal(rounds[1][1], rounds[2][0])
+        assert not torch.equal(*rounds[1])
+    assert not torch.equal(first[0][0], second[0][0])
+
+
+def test_keypoints_that_are_not_visible_count_as_absent_or_not_at_all() -> None:
+    visible, own = torch.tensor([[True, False, False]]), torch.tensor([[True, True, False]])
+    views = Views(torch.zeros(1, 3, 3, 2), torch.ones(1, 3, 2), visible, own)
+    for absent, counted in (("background", own), ("ignored", visible)):
+        draw = drawer(views, torch.tensor([0]), FewShot(absent=absent, batch=2))  # type: ignore[arg-type]
+        features, targets, counts = draw(torch.Generator().manual_seed(0))
+        assert features.shape == (2, 2, 3, 3)
+        assert torch.equal(counts, counted.expand(2, 3))
+        # A point on the middle cell; its neighbours are one cell, two spreads, away: exp(-2) < 0.2.
+        assert targets[0, 0].nonzero().tolist() == [[1, 1]]
+        assert not targets[:, 1:].any()
+
+
+def test_an_interrupted_evaluation_continues_to_the_same_result(
+    material: Material, result: Path, tmp_path: Path
+) -> None:
+    calls = 0
+
+    def tiring(crops: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        return colours(crops)
+
+    whole = replace(oracle(), features=tiring)
+    with pytest.raises(KeyboardInterrupt):
+        measure_row(whole, material, SETTINGS, out=tmp_path)
+    (cache,) = (tmp_path / "cache").glob("*.jsonl")
+    before = cache.read_text()
+    assert 1 <= before.count("\n") < 6
+    cache.write_text(before + '{"seed": 0, "rou')
+    continued = read_result(measure_row(whole, material, SETTINGS, out=tmp_path))
+    assert cache.read_text().startswith(before)
+    expected = read_result(result)
+    assert continued["metrics"] == expected["metrics"]
+    assert continued["seconds"] is None
+    assert expected["seconds"] is not None
+    assert not list((tmp_path / "cache").glob("*.safetensors"))
+
+
+def test_a_seed_without_its_head_starts_over(
+    material: Material, result: Path, tmp_path: Path
+) -> None:
+    source = next((result.parent / "cache").glob("*.jsonl"))
+    lines = source.read_text().splitlines(keepends=True)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / source.name).write_text("".join([*lines[3:], lines[0]]))
+    again = read_result(measure_row(oracle(), material, SETTINGS, out=tmp_path))
+    assert again["metrics"] == read_result(result)["metrics"]
+
+
+def test_other_settings_do_not_read_the_old_cache(material: Material, result: Path) -> None:
+    settings = replace(SETTINGS, rounds=(1,), emphasis=5.0)
+    other = measure_row(replace(oracle(), name="other"), material, settings, out=result.parent)
+    assert len(list((result.parent / "cache").glob("*.jsonl"))) == 2
+    assert read_result(other)["config"]["protocol"]["emphasis"] == 5
+    other.unlink()
+
+
+def test_tables_and_figure_show_rows_spread_and_control(result: Path) -> None:
+    results = read_fewshot(result.parent)
+    table = round_table(results)
+    metrics = results[0]["metrics"]
+    assert table[0] == ["images per class", "1", "3", "all"]
+    name = "pck@0.1 bbox, 3 per class"
+    spread = metrics[f"{name}, sd over seeds"]
+    assert table[1][2] == f"{metrics[name]:.1f} ± {spread:.1f}"
+    assert [line[0] for line in table[2:]] == ["mean position (control)", "resnet50-hc, published"]
+    assert table[3][3] == "54.7"
+    by_class = class_table(results, measure="pck area bbox")
+    assert by_class[0] == ["row", "cart", "kite", "mean"]
+    assert by_class[1][3] == f"{metrics['pck area bbox, all per class']:.3f}"
+    figure = fewshot_figure(results)
+    lines = figure.axes[1].get_lines()
+    assert [line.get_label() for line in lines] == ["colours", "mean position"]
+    shown = [metrics[f"pck@0.1 bbox, {size} per class"] for size in (1, 3, "all")]
+    assert list(lines[0].get_ydata()) == pytest.approx(shown)
+    assert "2 seeds" in figure.get_label()
+    with pytest.raises(ValueError, match="holds no results of dev"):
+        read_fewshot(result.parent, split="dev")
+
+
+def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    DenseFeatures(ModelConfig(trunk="small", channels=8)).save_pretrained(tmp_path / "model")
+    data = write_benchmark(tmp_path / "data")
+    # fmt: off
+    command = ["evaluate", "pascal3d", str(data), "--model", str(tmp_path / "model"), "--out",
+               str(tmp_path / "out"), "--rounds", "1", "all", "--seeds", "1", "--side", "48",
+               "--cells", "6", "--views", "2", "--least-views", "8", "--epochs", "1",
+               "--least-steps", "5", "--batch", "4", "--hidden", "8", "--split", "dev",
+               "--classes", "kite", "--objects", "4", "--device", "cpu"]
+    # fmt: on
+    main(command)
+    shown = capsys.readouterr().out
+    assert "| mean position (control) |" in shown
+    main([*command, "--json"])
+    metrics = json.loads(capsys.readouterr().out)["ours"]
+    assert 0 <= metrics["pck@0.1 bbox, all per class"] <= 100
+    assert (tmp_path / "out" / "pascal3d-dev-kite-4-objects-ours.json").is_file()
