@@ -18,11 +18,12 @@ ROOT = Path(surefeat.__file__).parent
 # Lowest first: a module imports from lower levels, or from its own without a cycle. `x.*` stands
 # for every module of a package. A new module goes where its imports allow and its users need it.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("config", "keypoint_config"),
+    ("config", "keypoint_config", "detect_config"),
     ("geometry", "image", "device", "model_files"),
     (
         "warp", "crops", "folding", "backbone", "weights", "loss", "proposals", "prim", "grid_plan",
         "grid_front", "grid_solve", "row_elimination", "static_dynamic", "reliability",
+        "edge_boxes", "detect_loss",
     ),
     ("features", "scales", "model"),
     (
@@ -31,17 +32,19 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ),
     ("data.*",),
     (
+        "detect_proposals", "detect_data", "detect_maps", "detect_train", "detect_predict",
+        "detect_select", "boxes",
         "runs", "monitor", "optimiser", "train", "pretraining", "extract", "keypoint_files",
         "keypoint_views", "keypoints", "eval.*", "baselines.*",
     ),
     (
-        "viz", "viz_style", "viz_curves", "viz_matches", "viz_results", "viz_fewshot",
+        "viz", "viz_style", "viz_curves", "viz_matches", "viz_results", "viz_boxes", "viz_fewshot",
         "viz_keypoints", "page", "match_page", "results_page", "report", "exporting",
         "exporting_keypoints",
     ),
     (
         "demo_pictures", "demo_keypoints", "demo", "cli_fewshot", "cli_evaluate", "cli_data",
-        "cli_export", "cli_keypoints", "cli",
+        "cli_export", "cli_keypoints", "cli_boxes", "cli",
     ),
     ("__main__",),
 )  # fmt: skip

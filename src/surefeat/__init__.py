@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from surefeat.exporting import export
     from surefeat.features import Features
     from surefeat.image import load as load_image
+    from surefeat.keypoints import KeypointDetector
     from surefeat.match import Matches, match_points
     from surefeat.model import DenseFeatures
     from surefeat.pretraining import pretrain
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "DenseFeatures": ("surefeat.model", "DenseFeatures"),
     "Features": ("surefeat.features", "Features"),
+    "KeypointDetector": ("surefeat.keypoints", "KeypointDetector"),
     "Matches": ("surefeat.match", "Matches"),
     "export": ("surefeat.exporting", "export"),
     "load_image": ("surefeat.image", "load"),
@@ -35,8 +37,8 @@ _WHERE = {
 }
 
 __all__ = [
-    "DenseFeatures", "Features", "Matches", "export", "load_image", "match_dense", "match_points",
-    "match_regions", "pretrain", "viz",
+    "DenseFeatures", "Features", "KeypointDetector", "Matches", "export", "load_image",
+    "match_dense", "match_points", "match_regions", "pretrain", "viz",
 ]  # fmt: skip
 
 

@@ -106,12 +106,15 @@ class ResNet50(nn.Module):
 
 
 class Vgg16(nn.Module):
-    """VGG16 up to pool4 (stride 16), torchvision's parameter names; taps pool1 ... pool4."""
+    """VGG16 up to pool4 (stride 16), torchvision's parameter names; taps pool1 ... pool4.
+
+    `conv5` adds the last three convolutions, without their pooling: tap conv5, stride 16 too.
+    """
 
     mean, std = IMAGENET_MEAN, IMAGENET_STD
-    last, stride = "pool4", 16
+    stride = 16
 
-    def __init__(self) -> None:
+    def __init__(self, *, conv5: bool = False) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         inputs, self.taps, self._at = 3, {}, {}
@@ -122,11 +125,17 @@ class Vgg16(nn.Module):
             layers.append(nn.MaxPool2d(2))
             self.taps[f"pool{stage}"] = width
             self._at[len(layers) - 1] = f"pool{stage}"
+        if conv5:
+            for _ in range(3):
+                layers += [nn.Conv2d(inputs, inputs, 3, padding=1), nn.ReLU(inplace=True)]
+            self.taps["conv5"] = inputs
+            self._at[len(layers) - 1] = "conv5"
+        self.last = list(self.taps)[-1]
         self.features = nn.Sequential(*layers)
 
     @property
     def last_stage(self) -> nn.Module:
-        return self.features[17:]
+        return self.features[24 if self.last == "conv5" else 17 :]
 
     def forward(self, x: Tensor, taps: Collection[str]) -> dict[str, Tensor]:
         """(B, 3, H, W) normalised -> the wanted taps."""

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from tyro.conf import Positional, arg, subcommand
 
+from surefeat.cli_boxes import Boxes
 from surefeat.cli_data import Data
 from surefeat.cli_evaluate import Evaluate, say
+from surefeat.cli_export import Export
+from surefeat.cli_keypoints import Keypoints
 from surefeat.config import Config, preset
 
 Preset = Literal["ours", "paper", "small"]
@@ -162,25 +165,6 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Export:
-    """Write the extractor as ONNX (.onnx) or torch.export (.pt2), any batch and size."""
-
-    path: Positional[Path]
-    """File to write; its extension decides."""
-    model: str | None = None
-    """Model or run folder; by default the model that ships."""
-    json: bool = False
-    """Print the result as JSON."""
-
-    def run(self) -> None:
-        from surefeat.exporting import export
-        from surefeat.model import DenseFeatures
-
-        done = export(DenseFeatures.from_pretrained(self.model, device="cpu"), self.path)
-        say(asdict(done) | {"path": str(done.path)}, as_json=self.json)
-
-
-@dataclass(frozen=True)
 class Demo:
     """A web page on this machine: drop two photos, click a point, see its match."""
 
@@ -224,6 +208,8 @@ def _commands(argv: list[str]) -> Any:
         Annotated[Pretrain, subcommand("pretrain", default=start)]
         | Annotated[Extract, subcommand("extract")]
         | Annotated[Match, subcommand("match")]
+        | Annotated[Boxes, subcommand("boxes")]
+        | Annotated[Keypoints, subcommand("keypoints")]
         | Annotated[Evaluate, subcommand("evaluate")]
         | Annotated[Report, subcommand("report")]
         | Annotated[Export, subcommand("export")]

@@ -116,7 +116,8 @@ class EvaluateMatching:
             self.benchmark, self.data, rows=self.rows, model=self.model, init=self.init,
             out=self.out, split=self.split, images=self.images, proposals=self.proposals,
             boxes=self.boxes, seed=self.seed, measures=self.measures, shifted=self.shifted,
-            side=self.side, inputs=self.inputs, pairs=self.pairs, device=self.device, quiet=self.json,
+            side=self.side, inputs=self.inputs, pairs=self.pairs, device=self.device,
+            quiet=self.json,
         )  # fmt: skip
         self._show(paths)
 

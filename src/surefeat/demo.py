@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from surefeat.data.synthetic import CATEGORIES, draw
+from surefeat.demo_keypoints import parts_tab
 from surefeat.demo_pictures import (
     Candidates,
     Photo,
@@ -49,8 +50,8 @@ _STYLE = (
     "#drawn button {min-width: 76px} #said table {width: auto}"
     "#said :is(td, th) {border-color: var(--border-color-primary) !important; padding: 4px 12px}"
 )
-_HEAD = "## surefeat\nDrop two photos of the same kind of object, then click a point in the first."
-_DRAWN = "No photos at hand? Take a fresh pair of drawn objects:"
+_HELP = "Drop two photos of the same kind of object, then click a point in the first."
+_DRAWN = f"{_HELP}  \nNo photos at hand? Take a fresh pair of drawn objects:"
 _CAPTIONS = ("**A** · click a point", "**B** · its match (1) and the next best places")
 _WAYS = ("A onto B", "B onto A")
 
@@ -79,9 +80,11 @@ def build_page(model: DenseFeatures, *, reliability: Reliability | None = None) 
     page: gr.Blocks
     old = (_KEPT, _KEPT)
     with gr.Blocks(title="surefeat", analytics_enabled=False, delete_cache=old) as page:
-        gr.Markdown(_HEAD)
+        gr.Markdown("## surefeat")
         with gr.Tab("Match"):
             _match_tab(model, reliability)
+        with gr.Tab("Parts"):
+            parts_tab(model, max_pixels=MAX_PIXELS, kept=_KEPT)
     return page
 
 
@@ -101,11 +104,8 @@ def launch(
     model = DenseFeatures.from_pretrained(source, device=device)
     page = build_page(model, reliability=Reliability.load(model_folder(source)))
     # Fonts of the machine: gradio's own themes would ask for others.
-    theme = gr.themes.Soft(
-        primary_hue="blue",
-        font=("system-ui", "sans-serif"),
-        font_mono=("ui-monospace", "monospace"),
-    )
+    plain, mono = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
+    theme = gr.themes.Soft(primary_hue="blue", font=plain, font_mono=mono)
     try:
         page.queue(max_size=32).launch(
             server_name="127.0.0.1", server_port=port, share=False, inbrowser=open_browser,

@@ -131,12 +131,12 @@ def marked(photo: Photo, points: Tensor) -> Image.Image:
     picture = to_pil(photo.pixels)
     radius = max(photo.frame.network) / 40
     for rank, (x, y) in reversed(list(enumerate(points.tolist()))):
-        disc = _disc(radius if rank == 0 else 0.75 * radius, COLOURS[rank], str(rank + 1))
-        picture.paste(disc, (round(x - disc.width / 2), round(y - disc.height / 2)), disc)
+        mark = disc(radius if rank == 0 else 0.75 * radius, COLOURS[rank], str(rank + 1))
+        picture.paste(mark, (round(x - mark.width / 2), round(y - mark.height / 2)), mark)
     return picture
 
 
-def _disc(radius: float, colour: str, text: str) -> Image.Image:
+def disc(radius: float, colour: str, text: str) -> Image.Image:
     """A smooth disc with a white rim; RGBA."""
     fine, side = 4, 2 * round(radius) + 1  # odd, so that it has a middle pixel
     large = Image.new("RGBA", (fine * side, fine * side))

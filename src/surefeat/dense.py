@@ -82,9 +82,9 @@ def match_dense_by_regions(
 ) -> DenseMatches:
     """The paper's route: region matches -> flow -> SD filter along the edges of image 0.
 
-    image0: (3, H, W) uint8, in original pixels. discount: how far small regions go before large
-    ones (see flow_from_regions); the paper has 0. The score of a pixel is that of the region it moves
-    with, and 0 where the filter filled a hole.
+    image0: (3, H, W) uint8, in original pixels. The score of a pixel is that of the region it moves
+    with, and 0 where the filter filled a hole. discount: how far small regions go before large
+    ones (see flow_from_regions); the paper has 0.
     """
     size0, size1 = features0.frame.original, features1.frame.original
     if tuple(image0.shape[-2:]) != size0:

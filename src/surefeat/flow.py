@@ -43,10 +43,11 @@ def flow_from_regions(
     """Regions (N, 4), their matches (N, 4), (N,) -> field (H0, W0, 2), confidence (H0, W0).
 
     By falling score, every pixel not yet assigned takes the linear map box -> box, rounded and
-    clamped to image 1. With a discount it is by falling score / (share of the image)^discount:
-    maxima over a large region are much the same everywhere, so that its score is high for nothing. Of the pixels that land on one target only the most confident stays (of one
+    clamped to image 1. Of the pixels that land on one target only the most confident stays (of one
     box: the first, row by row); the others, and those in no box, have confidence 0 and field 0.
     Regions with score <= 0 are left out.
+    discount: regions go by falling score / (share of the image)^discount. Maxima over a large
+    region are much alike everywhere, so that its score is high for nothing.
     Convention: inclusive boxes; a box owns the pixels whose centres lie within its outer edges.
     """
     (height, width), device = size0, boxes0.device

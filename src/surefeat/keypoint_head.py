@@ -126,10 +126,7 @@ def fit(
     on_cuda = device.type == "cuda"
     head.train().to(memory_format=torch.channels_last)
     optimiser = torch.optim.AdamW(
-        head.parameters(),
-        lr=learning_rate,
-        weight_decay=weight_decay,
-        fused=device.type in ("cpu", "cuda"),
+        head.parameters(), weight_decay=weight_decay, fused=device.type in ("cpu", "cuda")
     )
     losses = []
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):

@@ -90,24 +90,8 @@ def _join_middle(blocks: Tensor, sides: Tensor, middle: Tensor) -> Tensor:
 
 def _inverse(blocks: Tensor) -> Tensor:
     """Inverses of symmetric positive definite blocks (B, W, W)."""
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(blocks)[0])
     if blocks.device.type == "cuda":
-        return _inverse_by_parts(blocks)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(blocks))
+        return inverse
     # Numbers below 1e-308 are many times slower on a CPU; below 1e-60 they do not count.
     return torch.where(inverse.abs() > 1e-60, inverse, 0.0)
-
-
-def _inverse_by_parts(blocks: Tensor, *, smallest: int = 32) -> Tensor:
-    """The same by Schur complements down to small blocks: all but those are matrix products."""
-    size = blocks.shape[-1]
-    if size <= smallest:
-        inverse: Tensor = torch.linalg.inv_ex(blocks)[0]
-        return inverse
-    cut = size // 2
-    corner, edge, rest = blocks[..., :cut, :cut], blocks[..., :cut, cut:], blocks[..., cut:, cut:]
-    first = _inverse_by_parts(corner, smallest=smallest)
-    across = first @ edge
-    second = _inverse_by_parts(rest - edge.mT @ across, smallest=smallest)
-    mixed = across @ second
-    upper = torch.cat([first + mixed @ across.mT, -mixed], dim=-1)
-    return torch.cat([upper, torch.cat([-mixed.mT, second], dim=-1)], dim=-2)

@@ -1,8 +1,7 @@
 """Objects with named keypoints: COCO's keypoints json in and out.
 
-Convention: points are (x, y) in original pixels, boxes inclusive (see geometry); COCO's own boxes
-are x, y, width, height. A keypoint counts as visible when its COCO flag v is 1 or 2; v = 0 says
-that it has no place in this image.
+Convention: points are (x, y) in original pixels, boxes inclusive (see geometry); COCO's own are x,
+y, width, height. A keypoint is visible when its flag v is 1 or 2; with v = 0 it has no place.
 """
 
 from __future__ import annotations
@@ -138,7 +137,8 @@ def _places(
     """Where each file_name is; those that are nowhere are one error that names them."""
     root = path.parent if images is None else Path(images)
     find = _finder(root)
-    found = {name: find(name) for name in (str(entry.get("file_name")) for entry in pictures)}
+    names = [str(entry.get("file_name")) for entry in pictures]
+    found = {name: find(name) for name in names}
     missing = [name for name, place in found.items() if place is None]
     if missing:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
@@ -225,8 +225,7 @@ def write_coco(path: str | Path, found: KeypointSet) -> None:
             for i, kind in enumerate(found.categories)
         ],
     }
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
+    part = Path(path).with_name(f"{Path(path).name}.part")
     part.write_text(json.dumps(record) + "\n", encoding="utf-8")
     part.replace(path)
 

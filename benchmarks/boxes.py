@@ -1,0 +1,122 @@
+"""Time per image of the whole route from photo to selected box: results/boxes_speed.json.
+
+    python benchmarks/boxes.py --images FOLDER [--init WEIGHTS] [--count 20]
+
+Stages: reading, proposals (each method), the passes over scales and flips, and the selection. The
+hidden layers are random: their time does not depend on what they have learned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefeat.boxes import passes
+from surefeat.data.labels import Labelled
+from surefeat.data.sources import find_images
+from surefeat.detect import Detector
+from surefeat.detect_config import BoxesConfig, DetectorConfig, ProposalConfig, SelectConfig
+from surefeat.detect_data import Photo
+from surefeat.detect_predict import score_photos
+from surefeat.detect_proposals import item_bytes, propose_for
+from surefeat.detect_select import best_boxes, select
+from surefeat.device import choose_device
+from surefeat.image import decode
+from surefeat.runs import environment, write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+CATEGORIES = tuple(f"category {k}" for k in range(12))
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of `work`, device synchronised, and its answer."""
+    start = time.perf_counter()
+    answer = work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start, answer
+
+
+def stages(
+    options: argparse.Namespace, config: BoxesConfig, detector: Detector
+) -> dict[str, float]:
+    """Seconds per image of every stage."""
+    found = find_images(options.images)
+    items = found[:: max(1, len(found) // options.count)][: options.count]
+    spent: dict[str, float] = {}
+    spent["read"], pixels = timed(
+        lambda: [decode(item_bytes(item), name=item.name) for item in items]
+    )
+    methods = ("prim", "selective", "edges", "grid")
+    for method in methods if options.method == "all" else (options.method,):
+        settings = ProposalConfig(method=method, count=config.proposals.count)
+        propose_for(pixels[0], settings)  # compiles
+        spent[f"proposals, {method}"], boxes = timed(
+            lambda s=settings: [propose_for(image, s) for image in pixels]
+        )
+        if method == methods[0] or options.method != "all":
+            proposals = boxes
+    label = frozenset(CATEGORIES[:1])
+    photos = [
+        Photo(Labelled(item.name, item, label), image, (image.shape[1], image.shape[2]), each)
+        for item, image, each in zip(items, pixels, proposals, strict=True)
+    ]
+    score_photos(detector, photos[:2], scales=config.select.scales[:1])
+    whole = f"{passes(config.select)} passes"
+    spent[whole], scored = timed(
+        lambda: score_photos(detector, photos, scales=config.select.scales)
+    )
+
+    def choose() -> Any:
+        best = [c for s in scored for c in best_boxes(s.photo, s.scores.cpu(), CATEGORIES)]
+        return select(best, config.select, passes=passes(config.select))
+
+    spent["selection"], _ = timed(choose)
+    return {name: round(seconds / len(items), 5) for name, seconds in spent.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=Path, required=True, help="folder or tar shard")
+    parser.add_argument("--init", default="none")
+    parser.add_argument("--trunk", default="resnet50")
+    parser.add_argument("--tap", default="res4f")
+    parser.add_argument("--pooled", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--method", default="all")
+    parser.add_argument("--boxes", type=int, default=1000)
+    parser.add_argument("--count", type=int, default=20, help="images")
+    parser.add_argument("--scales", type=int, nargs="+", default=[480, 576, 688, 864, 1200])
+    parser.add_argument("--device")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "boxes_speed.json")
+    options = parser.parse_args()
+    config = BoxesConfig(
+        detector=DetectorConfig(
+            trunk=options.trunk, tap=options.tap, pooled=options.pooled, hidden=options.hidden
+        ),
+        proposals=ProposalConfig(count=options.boxes),
+        select=SelectConfig(scales=tuple(options.scales)),
+    )
+    torch.manual_seed(0)
+    detector = Detector.create(config.detector, CATEGORIES, init=options.init).eval()
+    table = stages(options, config, detector.to(choose_device(options.device)))
+    here = environment()
+    result = {
+        "row": f"{options.trunk} {options.tap}, {options.boxes} boxes", "benchmark": "boxes-speed",
+        "split": f"{options.count} images", "metrics": {"seconds per image": table},
+        "config": asdict(config), "weights_sha256": None,
+        "commit": here["commit"], "hardware": here["hardware"], "date": here["date"],
+        "threads": torch.get_num_threads(),
+    }  # fmt: skip
+    write_json(options.out, result)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The trunk's maps of photos at several scales, plain and mirrored: kept, or computed anew.
+
+Each photo fills its own map, unpadded through the trunk, so a batch gives what one photo gives.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from surefeat.data.batches import free_host_memory
+from surefeat.detect import Detector
+from surefeat.detect_data import Photo
+from surefeat.image import network_size, resize
+
+_LOG = logging.getLogger(__name__)
+# Share of free memory that kept maps may take; the rest is for the layers that learn.
+_SHARE = 0.6
+# Network pixels that go through the trunk at once.
+_PIXELS = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """Of a batch of photos."""
+
+    maps: Tensor
+    """(B, C, H, W); each photo's own in the top-left corner."""
+    shapes: Tensor
+    """(B, 2) rows and columns of each photo's own."""
+
+
+class KeptMaps:
+    """Every photo's maps at every scale, plain and mirrored, computed once: for a frozen trunk."""
+
+    def __init__(
+        self,
+        detector: Detector,
+        photos: Sequence[Photo],
+        scales: Sequence[int],
+        *,
+        flips: bool,
+        amp: bool,
+        quiet: bool = True,
+    ) -> None:
+        self.stored: dict[int, Maps] = {}
+        bar = tqdm(total=len(photos) * len(scales), desc="maps", unit="img", disable=quiet)
+        for scale in scales:
+            self.stored[scale] = _all_maps(detector, photos, scale, flips=flips, amp=amp, bar=bar)
+        bar.close()
+
+    def of(self, rows: Tensor, flips: Tensor, *, scale: int) -> Maps:
+        """Of photos (B,), those mirrored that flips (B,) says; both on the maps' device."""
+        stored = self.stored[scale]
+        return Maps(stored.maps[flips.long(), rows], stored.shapes[rows])
+
+
+class FreshMaps:
+    """Maps computed at every step: for a trunk that learns, or maps that fit nowhere."""
+
+    def __init__(self, detector: Detector, photos: Sequence[Photo], *, amp: bool) -> None:
+        self.detector, self.photos, self.amp = detector, photos, amp
+
+    def of(self, rows: Tensor, flips: Tensor, *, scale: int) -> Maps:
+        """As KeptMaps.of, but float32 where the trunk learns."""
+        learns = any(p.requires_grad for p in self.detector.trunk.parameters())
+        found = []
+        for row, flip in zip(rows.tolist(), flips.tolist(), strict=True):
+            photo = self.photos[row]
+            pixels = network_input([photo], network_of(photo, self.detector, scale), rows.device)
+            pixels = pixels.flip(-1) if flip else pixels
+            with torch.set_grad_enabled(learns):
+                found.append(trunk_maps(self.detector, pixels, amp=self.amp, half=not learns)[0])
+        shapes = torch.tensor([maps.shape[1:] for maps in found])
+        height, width = shapes.amax(0).tolist()
+        padded = [F.pad(m, (0, width - m.shape[2], 0, height - m.shape[1])) for m in found]
+        return Maps(torch.stack(padded), shapes.to(rows.device))
+
+
+def maps_fit(
+    detector: Detector, photos: Sequence[Photo], scales: Sequence[int], *, flips: bool, amp: bool
+) -> bool:
+    """Whether all maps can be kept in the memory of the detector's device."""
+    device = detector.scale.device
+    channels, stride = detector.trunk.taps[detector.tap], detector.trunk.stride
+    cells = sum(len(photos) * (scale // stride + 1) ** 2 for scale in scales)
+    wide = 2 if amp and device.type != "cpu" else 4
+    need = cells * channels * wide * (2 if flips else 1)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
+    _LOG.info("maps of %d photos take %.1f of %.1f GiB", len(photos), need / 2**30, free / 2**30)
+    return need <= _SHARE * free
+
+
+def network_of(photo: Photo, detector: Detector, scale: int) -> tuple[int, int]:
+    """(height, width) at which the network sees a photo."""
+    return network_size(photo.size, longest_side=scale, multiple=detector.trunk.stride)
+
+
+def same_sizes(
+    photos: Sequence[Photo], detector: Detector, scale: int
+) -> Iterator[tuple[list[int], tuple[int, int]]]:
+    """Photos in groups of one network size: row numbers and (height, width)."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for row, photo in enumerate(photos):
+        groups.setdefault(network_of(photo, detector, scale), []).append(row)
+    for size, rows in groups.items():
+        step = max(1, _PIXELS // (size[0] * size[1]))
+        for start in range(0, len(rows), step):
+            yield rows[start : start + step], size
+
+
+def network_input(photos: Sequence[Photo], size: tuple[int, int], device: torch.device) -> Tensor:
+    """(B, 3, *size) in [0, 1] on the device."""
+    resized = [resize(photo.pixels.to(device), size=size) for photo in photos]
+    return torch.stack(resized).float() / 255
+
+
+def trunk_maps(detector: Detector, pixels: Tensor, *, amp: bool, half: bool = True) -> Tensor:
+    """The pooled layer of (B, 3, H, W): float16 on accelerators with amp and half, else float32."""
+    amp = amp and pixels.device.type != "cpu"
+    if pixels.device.type == "cuda":
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=amp):
+        maps = detector.maps(pixels)
+    # Pooling wants its channels first, and has no kernel for bfloat16.
+    return maps.to(torch.float16 if amp and half else torch.float32).contiguous()
+
+
+@torch.no_grad()
+def _all_maps(
+    detector: Detector, photos: Sequence[Photo], scale: int, *, flips: bool, amp: bool, bar: tqdm
+) -> Maps:
+    device = detector.scale.device
+    maps, shapes = torch.zeros(0), torch.zeros(len(photos), 2, dtype=torch.long)
+    for rows, size in same_sizes(photos, detector, scale):
+        pixels = network_input([photos[row] for row in rows], size, device)
+        for flip in range(2 if flips else 1):
+            found = trunk_maps(detector, pixels.flip(-1) if flip else pixels, amp=amp)
+            channels, height, width = found.shape[1:]
+            if not len(maps):
+                most = [max(s) for s in zip(*_shapes(photos, detector, scale), strict=True)]
+                factor = height / size[0]  # layers before the last are finer than its stride
+                side = [math.ceil(pixels * factor) for pixels in most]
+                maps = found.new_zeros(1 + flips, len(photos), channels, *side)
+            maps[flip, torch.tensor(rows, device=device), :, :height, :width] = found
+            shapes[rows] = torch.tensor([height, width])
+        bar.update(len(rows))
+    return Maps(maps, shapes.to(device))
+
+
+def _shapes(photos: Sequence[Photo], detector: Detector, scale: int) -> list[tuple[int, int]]:
+    return [network_of(photo, detector, scale) for photo in photos]
