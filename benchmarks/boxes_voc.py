@@ -56,14 +56,13 @@ def load(data: Path, split: str, *, classes: int, limit: int) -> LabelledImages:
     """The split's images with their labels; train images without PF-PASCAL's test images."""
     allowed = set((data / "lists" / "rigid12.txt").read_text().split())
     found: list[Labelled] = []
-    names = RIGID
-    for folder in ("voc", "voc-nonrigid") if classes == 20 else ("voc",):
+    # The images of voc-nonrigid show the other 8 classes alone.
+    folders, wanted = (("voc",), RIGID) if classes == 12 else (("voc", "voc-nonrigid"), None)
+    for folder in folders:
         file = data / folder / "instances.json"
-        content = json.loads(file.read_text())
-        if classes == 20:
-            names = tuple(category["name"] for category in content["categories"])
-        splits = {Path(i["file_name"]).stem: i["voc_split"] for i in content["images"]}
-        for image in find_labels(file, categories=names).images:
+        listed = json.loads(file.read_text())["images"]
+        splits = {Path(image["file_name"]).stem: image["voc_split"] for image in listed}
+        for image in find_labels(file, categories=wanted).images:
             stem = Path(image.name).stem
             fits = splits[stem] == split and (
                 split != "train" or folder == "voc-nonrigid" or stem in allowed
@@ -71,6 +70,7 @@ def load(data: Path, split: str, *, classes: int, limit: int) -> LabelledImages:
             # Val keeps images that show none of the classes, where a box would be wrong.
             if fits and (image.labels or split != "train"):
                 found.append(image)
+    names = wanted or tuple(sorted({label for image in found for label in image.labels}))
     step = max(1, len(found) // limit) if limit else 1
     return LabelledImages(tuple(found[::step][: limit or None]), names)
 

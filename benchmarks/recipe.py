@@ -36,44 +36,36 @@ from surefeat.pretraining import pretrain
 from surefeat.runs import environment, write_json
 from surefeat.voting import Voting
 
+AT_224: dict[str, Any] = {
+    "warp.size": 224, "data.side": 256, "loss.ignore_radius": 30.0, "train.steps": 1000,
+    "train.decay": "cosine",
+}  # fmt: skip
+"""What the search began with."""
+SHORT = {"train.steps": 500, "train.decay": "constant"}
+
 VARIANTS: dict[str, dict[str, Any]] = {
-    "base": {},
-    "seed1": {"train.seed": 1},
-    "short-constant": {"train.steps": 500, "train.batch": 32, "train.decay": "constant"},
-    "short-constant-64": {"train.steps": 500, "train.decay": "constant"},
-    "zoom-in": {"warp.zoom": (0.5, 1.0)},
-    "zoom-wide": {"warp.zoom": (0.5, 1.5)},
-    "soft": {"warp.rotation": 8.0, "warp.linear": 0.1, "warp.translation": 0.15},
-    "hard": {"warp.rotation": 30.0, "warp.linear": 0.35},
-    "view-320": {"warp.size": 320, "data.side": 384, "loss.ignore_radius": 43.0},
-    "view-320-short": {
-        "warp.size": 320,
-        "data.side": 384,
-        "loss.ignore_radius": 43.0,
-        "train.steps": 500,
-        "train.batch": 32,
-        "train.decay": "constant",
-    },
-    "view-320-mid": {
-        "warp.size": 320,
-        "data.side": 384,
-        "loss.ignore_radius": 43.0,
-        "train.steps": 500,
-        "train.decay": "constant",
-    },
+    "ours": {},
+    "base": AT_224,
+    "seed1": AT_224 | {"train.seed": 1},
+    "short": AT_224 | SHORT | {"train.batch": 32},
+    "zoom-in": AT_224 | {"warp.zoom": (0.5, 1.0)},
+    "zoom-wide": AT_224 | {"warp.zoom": (0.5, 1.5)},
+    "soft": AT_224 | {"warp.rotation": 8.0, "warp.linear": 0.1, "warp.translation": 0.15},
+    "hard": AT_224 | {"warp.rotation": 30.0, "warp.linear": 0.35},
+    "view-320": {"train.steps": 1000, "train.decay": "cosine"},
+    "view-320-short": SHORT | {"train.batch": 32},
     "channels-256": {"model.channels": 256},
-    "ignore-15": {"loss.ignore_radius": 15.0},
-    "ignore-50": {"loss.ignore_radius": 50.0},
+    "ignore-20": {"loss.ignore_radius": 20.0},
     "negatives-100": {"loss.negatives": 100},
     "colour-1": {"colour.strength": 1.0},
     "lr-3e-5": {"train.lr": 3e-5},
     "lr-3e-4": {"train.lr": 3e-4},
     "adagrad": {"train.optimiser": "adagrad", "train.lr": 1e-3},
     "mirror": {"warp.mirror": True},
-    "plain": {"loss.kind": "plain"},
-    "long": {"train.steps": 2000},
+    "view-384": {"warp.size": 384, "data.side": 448, "loss.ignore_radius": 51.0},
     "boxes": {"images": "boxes"},
     "all20": {"images": "all"},
+    "vgg16": {"images": "all", "model.trunk": "vgg16"},
 }
 """Name -> what differs from the preset `ours`; images: whole of 12 classes, boxes, all classes."""
 
@@ -130,6 +122,17 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
     return from_dict(Config, values)  # type: ignore[no-any-return]
 
 
+def without(keep: Path, left_out: Path | None, file: Path) -> Path:
+    """The list `keep` without the images of a benchmark's COCO json, written to `file`."""
+    if left_out is None:
+        return keep
+    seen = {Path(image["file_name"]).stem for image in json.loads(left_out.read_text())["images"]}
+    names = [name for name in keep.read_text().split() if Path(name).stem not in seen]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(names) + "\n")
+    return file
+
+
 def train(names: Sequence[str], options: argparse.Namespace) -> None:
     for name in names:
         start = time.perf_counter()
@@ -141,10 +144,11 @@ def train(names: Sequence[str], options: argparse.Namespace) -> None:
         config = changed(base, {"train.checkpoint_every": 10**9, "train.compile": "off"} | changes)
         if options.steps is not None:
             config = replace(config, train=replace(config.train, steps=options.steps))
+        keep = options.keep_all if kind == "all" else options.keep
         init = next(path for path in options.init if config.model.trunk[:3] in Path(path).name)
         pretrain(
             options.images, out=options.out / name, config=config, init=init, quiet=True,
-            keep=options.keep_all if kind == "all" else options.keep,
+            keep=without(keep, options.without, options.out / f"{name}.txt"),
             crop=options.crop if kind == "boxes" else None,
         )  # fmt: skip
         print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
@@ -215,8 +219,9 @@ def main() -> None:
     parser.add_argument("--images", type=Path)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--keep-all", type=Path)
+    parser.add_argument("--without", type=Path, help="COCO json whose images are left out")
     parser.add_argument("--crop", type=Path)
-    parser.add_argument("--recipe", choices=tuple(VARIANTS), default="base")
+    parser.add_argument("--recipe", choices=tuple(VARIANTS), default="ours")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--split", default="val")

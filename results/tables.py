@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,42 +30,114 @@ def markdown(rows: list[list[str]]) -> str:
 
 def development() -> str:
     """How the recipe was chosen, and what the shipped model reaches on development pairs."""
-    search, final = read("recipe_search.json"), read("reliability.json")
-    rows = [["224 x 224, nearest neighbour", "res4c alone", "descriptors", "both", "from"]]
-    for name, values in search["metrics"].items():
-        layers = ("res4c", "descriptors", "descriptors + res4c (1/2 : 1)")
-        found = [values[f"pck@0.1 scnet, nearest neighbour, {layer}, val"] for layer in layers]
-        rows.append([name, *(f"{v:.1f}" for v in found), _link("recipe_search.json")])
-    table = markdown(rows)
+    found = read("recipe_search.json")["metrics"]
+    ways = ("flow", "small-first", "nearest", "voting", "shifted nearest", "shifted voting")
+    rows = [["trained for", *WAYS.values()]]
+    for name, (search, key) in SEARCH.items():
+        values = [found[search][key].get(f"{way} pck@0.1 scnet") for way in ways]
+        rows.append([name, *("" if v is None else f"{v:.1f}" for v in values)])
+    table = markdown(rows) + f"\n\nAll of it: {_link('recipe_search.json')}."
+    final = read("reliability.json")["metrics"]
     shipped = [["shipped model, aspect kept", "nearest neighbour", "with voting", "from"]]
     for side in (224, 320, 448):
-        ways = [final["metrics"][f"val, {side} px, {way}"] for way in ("nearest", "voting")]
-        cells = [f"{way['pck@0.1 scnet']:.1f}" for way in ways]
+        values = [final[f"val, {side} px, {w}"]["pck@0.1 scnet"] for w in ("nearest", "voting")]
+        cells = [f"{value:.1f}" for value in values]
         shipped.append([f"longest side {side}", *cells, _link("reliability.json")])
     return table + "\n\n" + markdown(shipped)
 
 
-PUBLISHED = {"ours": "66.5", "resnet50-hc": "64.0", "vgg16": "62.3"}
+SEARCH = {
+    "1,000 steps at 224 px, cosine": ("first search", "base, 1/2:1"),
+    "the same, another seed": ("first search", "seed1, 1/2:1"),
+    "500 steps of 32 pairs, constant rate": ("first search", "short-constant, 1/2:1"),
+    "zooming in (0.5 to 1)": ("first search", "zoom-in, 1/2:1"),
+    "1,000 steps at 320 px, cosine": ("second search", "view-320, 1/2:1"),
+    "500 steps at 320 px, constant rate (shipped)": ("second search", "view-320-mid, 1/2:1"),
+    "the same with 32 pairs a step": ("second search", "view-320-short, 1/2:1"),
+    "VGG16, 500 steps at 320 px": ("second search", "vgg16-ours, 1/2:1"),
+}
+"""Line of the table -> where it is in recipe_search.json."""
+
+WAYS = {
+    "flow": "regions, flow", "small-first": "the same, small first", "nearest": "nearest neighbour",
+    "voting": "voting", "shifted nearest": "nearest, shifted", "shifted voting": "voting, shifted",
+}  # fmt: skip
+
+PUBLISHED = {"ours": "66.5", "resnet50-hc": "64.0", "vgg16": "62.3", "without-confidence": "60.6"}
 """Novotny et al. 2018, table 1: PCK@0.1 on 302 pairs that are not public."""
 
+NAMES = {
+    "ours": "**ours** (shipped)",
+    "ours@224+320": "ours, seen at 224 and 320 px",
+    "without-confidence": "ours w/o confidence",
+    "contrastive": "contrastive loss",
+    "gtbox": "ours, trained on true boxes",
+    "res4d": "res4d, untrained",
+    "res4c": "res4c, untrained",
+    "res4c@224+320": "res4c, seen at 224 and 320 px",
+    "vgg16": "VGG16 pool4, untrained",
+    "resnet50-hc": "ResNet-50-HC, untrained",
+    "resnet50-dilated": "ResNet-50-dilated res5c, untrained",
+    "sift": "dense SIFT",
+    "hog": "HOG",
+}
+"""Rows of the matching tables, in their order."""
 
-def matching() -> str:
-    """PF-PASCAL's public test list, every row measured so far."""
-    heading = ["", "published", "by regions and flow", "nearest neighbour", "with voting",
-               "nearest, target shifted", "voting, target shifted", "PCR area", "mIoU@k area",
-               "from"]  # fmt: skip
-    rows = [heading]
-    for row in ("ours", "vgg16", "resnet50-hc", "res4c"):
-        name = f"pf-pascal/pf-pascal-test-{row}.json"
+
+def matching(benchmark: str, rule: str) -> str:
+    """A benchmark's test pairs, every row measured so far, and the spread over training seeds."""
+    rows = [["", "published", *WAYS.values(), "PCR area", "mIoU@k area", "from"]]
+    found: dict[str, Any] = {}
+    for row, title in NAMES.items():
+        name = f"{benchmark}/{benchmark}-test-{row}.json"
+        if not (HERE / name).is_file():
+            continue
         found = read(name)["metrics"]
-        ways = ("flow", "nearest", "voting", "shifted nearest", "shifted voting")
-        cells = [f"{found[f'{way} pck@0.1 scnet']:.1f}" for way in ways]
-        areas = [f"{found[key]:.3f}" for key in ("pcr area", "miou area")]
-        rows.append([row, PUBLISHED.get(row, ""), *cells, *areas, _link(name)])
-    same = found["identity pck@0.1 scnet"], found["shifted identity pck@0.1 scnet"]
-    control = f"{same[0]:.1f}", f"{same[1]:.1f}"
-    rows.append(["the same place (control)", "", "", control[0], "", control[1], "", "", "", ""])
+        published = PUBLISHED.get(row, "") if benchmark == "pf-pascal" else ""
+        rows.append([title, published, *_cells([found], rule), _link(name)])
+        seeds = [HERE / f"{benchmark}/{benchmark}-test-{row}-seed{n}.json" for n in (1, 2)]
+        if all(path.is_file() for path in seeds):
+            every = [found, *(read(str(path.relative_to(HERE)))["metrics"] for path in seeds)]
+            rows.append(["mean and deviation of 3 seeds", "", *_cells(every, rule), ""])
+    same = [f"{found[f'{way}identity pck@0.1 {rule}']:.1f}" for way in ("", "shifted ")]
+    rows.append(["the same place (control)", "", "", "", same[0], "", same[1], "", "", "", ""])
     return markdown(rows)
+
+
+def _cells(found: list[dict[str, Any]], rule: str) -> list[str]:
+    """The numbers of one run, or mean and standard deviation of several."""
+    keys = [(f"{way} pck@0.1 {rule}", 1) for way in WAYS] + [("pcr area", 3), ("miou area", 3)]
+    cells = []
+    for key, digits in keys:
+        values = [each[key] for each in found]
+        cell = f"{statistics.mean(values):.{digits}f}"
+        several = len(values) > 1
+        cells.append(cell + (f" ± {statistics.stdev(values):.{digits}f}" if several else ""))
+    return cells
+
+
+SIZES = ("1", "2", "5", "10", "20", "50", "100", "all")
+
+
+def few_shot() -> str:
+    """PASCAL3D+ val: PCK@0.1 over the number of annotated images per class."""
+    rows = [["annotated images per class", *SIZES, "minutes", "from"]]
+    found: dict[str, Any] = {}
+    for row, title in NAMES.items():
+        name = f"pascal3d/pascal3d-val-{row}.json"
+        if (HERE / name).is_file():
+            found = read(name)
+            cells = [_with_spread(found["metrics"], f"pck@0.1 bbox, {n} per class") for n in SIZES]
+            spent = f"{found['seconds'] / 60:.1f}" if found["seconds"] else ""
+            rows.append([title, *cells, spent, _link(name)])
+    control = [f"mean position pck@0.1 bbox, {n} per class" for n in SIZES]
+    cells = [_with_spread(found["metrics"], key) for key in control]
+    rows.append(["mean position (control)", *cells, "", ""])
+    return markdown(rows)
+
+
+def _with_spread(metrics: dict[str, float], key: str) -> str:
+    return f"{metrics[key]:.1f} ± {metrics[f'{key}, sd over seeds']:.1f}"
 
 
 def speed() -> str:
@@ -135,7 +208,14 @@ def _link(name: str) -> str:
     return f"[json](results/{name})"
 
 
-TABLES = {"matching": matching, "development": development, "speed": speed, "parts": parts}
+TABLES = {
+    "pf-pascal": lambda: matching("pf-pascal", "scnet"),
+    "pf-willow": lambda: matching("pf-willow", "bbox-kp"),
+    "pascal3d": few_shot,
+    "development": development,
+    "speed": speed,
+    "parts": parts,
+}
 
 
 def filled(text: str) -> str:

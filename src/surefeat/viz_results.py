@@ -34,7 +34,7 @@ def region_figure(results: Sequence[dict[str, Any]]) -> Figure:
     figure = new_figure(
         3.6, f"Region matching on {name}. Left: share of regions whose best match misses the truth "
         "by less than the threshold. Right: mean overlap of each pair's k best-scored matches. In "
-        "the legends the area under the curve."
+        "the legend the areas under both curves."
     )  # fmt: skip
     left, right = figure.subplots(1, 2)
     for number, result in enumerate(having):
@@ -45,12 +45,12 @@ def region_figure(results: Sequence[dict[str, Any]]) -> Figure:
         pcr, miou = result["curves"]["pcr"], result["curves"]["miou"]
         areas = (result["metrics"]["pcr area"], result["metrics"]["miou area"])
         thresholds = [t / 100 for t in range(101)]
-        left.plot(thresholds, pcr, label=f"{result['row']} {areas[0]:.3f}", **look)
-        right.plot(range(1, 101), miou, label=f"{result['row']} {areas[1]:.3f}", **look)
+        label = f"{result['row']}\n{areas[0]:.3f}   {areas[1]:.3f}"
+        left.plot(thresholds, pcr, label=label, **look)
+        right.plot(range(1, 101), miou, **look)
     left.set(title="PCR", xlabel="threshold on 1 - IoU", ylabel="share", xlim=(0, 1), ylim=(0, 1))
     right.set(title="mIoU@k", xlabel="k", ylabel="mean IoU", xlim=(1, 100))
-    left.legend()
-    right.legend()
+    figure.legend(loc="outside right upper", labelspacing=0.6)
     return figure
 
 
@@ -58,7 +58,7 @@ def region_figure(results: Sequence[dict[str, Any]]) -> Figure:
 def pck_figure(results: Sequence[dict[str, Any]]) -> Figure:
     """PCK@0.1 of every row by every route, and with image 1 shifted."""
     rule = results[0]["rule"]
-    routes = ("flow", "nearest", "voting", "location")
+    routes = ("flow", "small-first", "nearest", "voting", "location")
     figure = new_figure(
         0.6 + 0.5 * len(results), f"PCK@0.1 ({rule} rule) by each route; the hollow mark is the "
         "same with image 1 shifted, where knowing the place does not help."
@@ -78,7 +78,7 @@ def pck_figure(results: Sequence[dict[str, Any]]) -> Figure:
             )  # fmt: skip
     axes.set_yticks(range(len(results)), [result["row"] for result in results])
     axes.set(xlabel="percent of keypoints", ylim=(-0.5, len(results) - 0.5))
-    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1))
     return figure
 
 

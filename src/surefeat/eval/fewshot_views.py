@@ -6,6 +6,7 @@ device or the size of a batch.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from surefeat.baselines.dense_rows import DenseRow
 from surefeat.crops import into_box, jittered_box, mirrored, out_of_box
+from surefeat.data.batches import free_host_memory
 from surefeat.eval.fewshot_data import Channels, Material, Objects, Photos
 from surefeat.eval.fewshot_settings import FewShot
 from surefeat.geometry import normalise
@@ -25,6 +27,10 @@ FeatureFunction = Callable[[Tensor], Tensor]
 """(B, 3, S, S) uint8 crops -> (B, C, h, w) maps on the same device."""
 BATCH = {"cuda": 256}
 """Crops per pass of the network; on other devices 16."""
+_SPARE = 4 * 2**30
+"""Bytes that are left free on a GPU beside the features, for passes of the network and the head."""
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +50,7 @@ class Views:
     """Cut crops; M of them, K channels."""
 
     features: Tensor
-    """(M, h, w, C): channels last, as convolutions like them."""
+    """(M, h, w, C): channels last, as convolutions like them; on the host if too many."""
     points: Tensor
     """(M, K, 2) cells of the map."""
     visible: Tensor
@@ -56,6 +62,11 @@ class Views:
     def size(self) -> tuple[int, int]:
         """(h, w) of the maps."""
         return self.features.shape[1], self.features.shape[2]
+
+    def maps(self, rows: Tensor | slice) -> Tensor:
+        """Features of some views as (B, C, h, w), on the device of their points."""
+        rows = rows.to(self.features.device) if isinstance(rows, Tensor) else rows
+        return self.features[rows].to(self.points.device).permute(0, 3, 1, 2)
 
 
 def plain_plan(objects: Objects) -> Plan:
@@ -120,7 +131,7 @@ def extract(
         with torch.autocast(device.type, torch.bfloat16, enabled=on_cuda):
             maps = features(crops.contiguous(memory_format=torch.channels_last))
         if kept is None:
-            kept = _room(count, maps, on_cuda=on_cuda)
+            kept = _room(count, maps)
         kept[part] = maps.permute(0, 2, 3, 1)
     if kept is None:
         raise ValueError("there are no objects to cut")
@@ -140,47 +151,75 @@ def _keypoints(
     return points, visible, channels.own[objects.category[plan.objects]]
 
 
-def _room(count: int, maps: Tensor, *, on_cuda: bool) -> Tensor:
-    """(count, h, w, C) to be filled, or an error that says how to need less."""
-    dtype = torch.bfloat16 if on_cuda else torch.float32
+def _room(count: int, maps: Tensor) -> Tensor:
+    """(count, h, w, C) to be filled: on the maps' device, or on the host where that is full."""
+    dtype = torch.bfloat16 if maps.device.type == "cuda" else torch.float32
     shape = (count, *maps.shape[2:], maps.shape[1])
-    try:
-        return torch.empty(shape, dtype=dtype, device=maps.device)
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        wanted = torch.Size(shape).numel() * torch.finfo(dtype).bits / 8 / 2**30
-        raise MemoryError(
-            f"the features of {count} views take {wanted:.1f} GiB, more than is free; "
-            "pass fewer views, or fewer cells"
-        ) from error
+    need = torch.Size(shape).numel() * dtype.itemsize
+    size = f"the features of {count} views take {need / 2**30:.1f} GiB"
+    for place in dict.fromkeys((maps.device, torch.device("cpu"))):
+        if need <= _free(place):
+            try:
+                room = torch.empty(shape, dtype=dtype, device=place)
+            except RuntimeError:  # another program was faster
+                continue
+            if place != maps.device:
+                _LOG.warning("%s, more than is free on %s: on the host", size, maps.device)
+            return room
+    raise MemoryError(f"{size}, more than is free; pass fewer views, or fewer cells")
+
+
+def _free(place: torch.device) -> float:
+    """Bytes that features may take; unknown on some devices, where trying shows it."""
+    if place.type == "cpu":
+        return free_host_memory()
+    if place.type != "cuda":
+        return float("inf")
+    # What torch keeps of earlier tensors is as good as free.
+    kept = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+    return torch.cuda.mem_get_info(place)[0] + kept - _SPARE
 
 
 class RowViews:
-    """The features of one row, computed when they are first needed."""
+    """The features of one row; those that seeds and rounds share are computed once."""
 
     def __init__(self, row: DenseRow, material: Material, settings: FewShot) -> None:
         self.row, self.material, self.settings = row, material, settings
         self.seconds = 0.0
-        """Spent on features so far."""
+        """Spent on the features that all rounds share."""
 
     @cached_property
     def test(self) -> Views:
         """One view of every test object."""
-        return self._extract(plain_plan(self.material.test), self.material.test)
+        return self._timed(lambda: self._extract(plain_plan(self.material.test), self.material.test))
 
     @cached_property
     def train(self) -> Views:
         """`settings.views` of every training object, the same for all seeds and rounds."""
         every = torch.arange(len(self.material.train))
-        return self._random(every, count=self.settings.views, seed=0)
+        return self._timed(lambda: self._random(every, count=self.settings.views, seed=0))
+
+    def prepare(self, largest: Tensor) -> None:
+        """Compute what all rounds share before the first; `largest` (N,): objects of the last.
+
+        So that what does not fit into memory shows before hours of work, not after.
+        """
+        assert len(self.test.points)
+        if self._shared(largest):
+            assert len(self.train.points)
+
+    def _shared(self, chosen: Tensor) -> bool:
+        """Whether there are enough views of these objects among those of all."""
+        return len(chosen) * self.settings.views >= self.settings.least_views
 
     def of(self, chosen: Tensor, *, seed: int) -> tuple[Views, Tensor]:
         """Views to train on objects `chosen` (N,), and which rows of them; few objects get more."""
         views = self.settings.views
-        if len(chosen) * views >= self.settings.least_views:
+        if self._shared(chosen):
             rows = (chosen[:, None] * views + torch.arange(views)).flatten()
-            return self.train, rows.to(self.train.features.device)
+            return self.train, rows.to(self.train.points.device)
         found = self._random(chosen, count=-(-self.settings.least_views // len(chosen)), seed=seed)
-        return found, torch.arange(len(found.points), device=found.features.device)
+        return found, torch.arange(len(found.points), device=found.points.device)
 
     def _random(self, chosen: Tensor, *, count: int, seed: int) -> Views:
         objects = self.material.train
@@ -191,12 +230,15 @@ class RowViews:
         return self._extract(plan, objects)
 
     def _extract(self, plan: Plan, objects: Objects) -> Views:
-        start = time.perf_counter()
-        views = extract(
+        return extract(
             plan, objects, photos=self.material.photos, channels=self.material.channels,
             features=self.row.features, side=self.settings.side,
         )  # fmt: skip
-        if views.features.is_cuda:
+
+    def _timed(self, computed: Callable[[], Views]) -> Views:
+        start = time.perf_counter()
+        views = computed()
+        if views.points.is_cuda:
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - start
         return views

@@ -1,0 +1,259 @@
+"""Why two untrained rows differ from the published numbers: one change at a time, with its noise.
+
+    python benchmarks/untrained.py PF-PASCAL --proposals FILE --init WEIGHTS... --results FOLDER
+
+Keypoints by the paper's route (region matches -> dense flow -> SD filter) on val pairs that share
+no image with test. Every change is paired with the setting that was measured, pair by pair, and
+both the values and the differences get a bootstrap standard error over pairs. FOLDER holds the
+stored results of the test list, whose own standard errors are added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefeat.baselines.dense_rows import LAYERS, at_size
+from surefeat.baselines.networks import HYPERCOLUMN, imagenet_trunk, run_taps
+from surefeat.baselines.rows import Row, as_features
+from surefeat.eval.benchmarks import Benchmark, load_benchmark
+from surefeat.eval.compare import resampled_means
+from surefeat.eval.matching import to_square
+from surefeat.eval.material import Case, Material, prepare_material
+from surefeat.eval.proposal_file import ProposalSettings
+from surefeat.eval.protocol import Protocol
+from surefeat.eval.results import read_result
+from surefeat.eval.run import some_pairs
+from surefeat.eval.store import FeatureStore
+from surefeat.features import Features, bin_regions
+from surefeat.flow import flow_from_regions, transfer_points
+from surefeat.image import resize
+from surefeat.regions import POOLED, Pooled, region_scores
+from surefeat.runs import environment, write_json
+from surefeat.static_dynamic import sd_filter
+
+SIDE, ALPHA = 224, 0.1
+PUBLISHED = {"vgg16": 62.3, "resnet50-hc": 64.0}
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Maps:
+    """What decides the inner products of regions; they are computed once for each of these."""
+
+    cells: int = 28
+    """A side of the map that regions are pooled on."""
+    unit: bool = True
+    """Layers, and all of them together, have unit length at every place."""
+    dilated: bool = False
+    """res5 of the hypercolumn at stride 16 instead of 32."""
+    pooling: Literal["max", "mean"] = "max"
+    edges: Literal["nearest", "outer"] = "nearest"
+    """Where boxes end: at the nearest cell edges, or with the cells that hold their corners, as
+    Fast R-CNN's pooling rounds."""
+    seen: int = SIDE
+    """Side of the picture the network sees, pixels."""
+    seed: int = 0
+    """Of the proposals."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One way to go from inner products to keypoints."""
+
+    maps: Maps = Maps()  # noqa: RUF009 (frozen)
+    normalised: bool = True
+    discount: float = 0.0
+    smooth: bool = True
+    """The SD filter; without it, points that no region covers stay where they are."""
+
+
+CHANGES = {
+    "as measured": Change(),
+    "order by score / area^0.02": Change(discount=0.02),
+    "order by score / area^0.05": Change(discount=0.05),
+    "inner products not normalised": Change(normalised=False),
+    "no SD filter": Change(smooth=False),
+    "14 cells": Change(Maps(cells=14)),
+    "14 cells, boxes rounded outwards": Change(Maps(cells=14, edges="outer")),
+    "raw activations": Change(Maps(unit=False)),
+    "mean pooling": Change(Maps(pooling="mean")),
+    "res5 dilated": Change(Maps(dilated=True)),
+    "seen at 320 px, 40 cells": Change(Maps(seen=320, cells=40)),
+    "other proposals (seed 1)": Change(Maps(seed=1)),
+}
+ONLY = {"res5 dilated": "resnet50-hc"}
+"""Changes that mean nothing for the other row."""
+
+
+def network_row(name: str, maps: Maps, init: Sequence[str]) -> Row:
+    """An untrained row, its layers brought to `maps.cells` cells a side."""
+    layers = LAYERS[name]
+    network = "vgg16" if name == "vgg16" else "resnet50"
+    dilated = maps.dilated or layers != HYPERCOLUMN
+    trunk, digest = imagenet_trunk(network, init, device=CPU, dilated=dilated)
+
+    def extract(images: Tensor) -> list[Features]:
+        taps = run_taps(trunk, images, layers)
+        parts = [F.normalize(taps[tap], dim=1) if maps.unit else taps[tap] for tap in layers]
+        joined = torch.cat([at_size(part, maps.cells) for part in parts], dim=1)
+        return as_features(joined, side=images.shape[-1], unit=maps.unit)
+
+    return Row(name, extract, weights_sha256=digest, unit=maps.unit)
+
+
+def pool(features: Features, boxes: Tensor, maps: Maps) -> Pooled:
+    """Boxes (N, 4) of the square, pooled as `maps` says."""
+    if maps.edges == "outer":
+        cell = SIDE / maps.cells
+        first = (boxes[:, :2] / cell).round() * cell
+        last = ((boxes[:, 2:] / cell).round() + 1) * cell - 1
+        boxes = torch.cat([first.clamp_max(SIDE - cell), last.clamp_max(SIDE - 1)], dim=1)
+    planes = features.descriptors[None].contiguous(memory_format=torch.channels_last)
+    size = (planes.shape[2], planes.shape[3])
+    index, bins = bin_regions(features, boxes, size=POOLED, cells=size)
+    window = F.max_pool2d if maps.pooling == "max" else F.avg_pool2d
+    vectors = planes.new_empty(len(bins), planes.shape[1])
+    extent = bins[:, 1::2] - bins[:, ::2]
+    # All bins of one size are read from one map of windows: far fewer reads than bin by bin.
+    for each in extent.unique(dim=0):
+        chosen = (extent == each).all(1)
+        pooled = window(planes, tuple(each.tolist()), stride=1)[0].permute(1, 2, 0)
+        vectors[chosen] = pooled[bins[chosen, 0], bins[chosen, 2]]
+    return Pooled(vectors, index)
+
+
+def sparse_flows(
+    case: Case, store: FeatureStore, changes: Sequence[Change]
+) -> list[tuple[Tensor, Tensor]]:
+    """Field (S, S, 2) and mask (S, S) of one pair for changes that share their maps."""
+    maps, size = changes[0].maps, (SIDE, SIDE)
+    squares = [to_square(case.boxes0, case.frame(SIDE, 0)),
+               to_square(case.boxes1, case.frame(SIDE, 1))]  # fmt: skip
+    pooled = [pool(store[key], each, maps) for key, each in zip(case.keys, squares, strict=True)]
+    raw = region_scores(pooled[:1], pooled[1:], (1.0,), normalised=False)
+    unit = raw / pooled[0].norms()[:, None] / pooled[1].norms()
+    flows = []
+    for change in changes:
+        score, index = (unit if change.normalised else raw).max(1)
+        field, known = flow_from_regions(
+            squares[0], squares[1][index], score, size0=size, size1=size, discount=change.discount
+        )
+        flows.append((field, known > 0))
+    return flows
+
+
+@torch.no_grad()
+def shares(material: Material, row: Row, changes: Sequence[Change]) -> list[list[float]]:
+    """PCK@0.1 (scnet, percent) of every pair, for each of the changes."""
+    protocol = material.protocol
+    store = FeatureStore(row, material.pictures, protocol, device=CPU, limit=3 << 30)
+    found: list[list[float]] = [[] for _ in changes]
+    for case in material.cases:
+        guide = resize(material.pictures[case.keys[0]][None], size=(SIDE, SIDE))[0]
+        points0, points1 = (
+            case.frame(SIDE, 0).to_network(case.pair.common()[0]),
+            case.frame(SIDE, 1).to_network(case.pair.common()[1]),
+        )
+        for values, change, (field, known) in zip(
+            found, changes, sparse_flows(case, store, changes), strict=True
+        ):
+            if change.smooth:
+                field = sd_filter(field.permute(2, 0, 1), known, guide).permute(1, 2, 0)
+            error = (transfer_points(field, points0) - points1).norm(dim=1)
+            values.append(100 * float((error < ALPHA * SIDE).double().mean()))
+    return found
+
+
+def measure_row(name: str, benchmark: Benchmark, options: argparse.Namespace) -> dict[str, Any]:
+    """Every change of one row: its mean, and the difference to what was measured."""
+    wanted = {key: value for key, value in CHANGES.items() if ONLY.get(key, name) == name}
+    found: dict[str, list[float]] = {}
+    for maps in dict.fromkeys(change.maps for change in wanted.values()):
+        start = time.perf_counter()
+        protocol = Protocol(
+            measures=("flow",), shifted_measures=(), inputs=(maps.seen,),
+            proposals=ProposalSettings(seed=maps.seed),
+        )  # fmt: skip
+        file = options.proposals if not maps.seed else options.other_proposals
+        material = prepare_material(benchmark, protocol, proposals=file, quiet=True)
+        row = network_row(name, maps, options.init)
+        titles = [title for title, change in wanted.items() if change.maps == maps]
+        values = shares(material, row, [wanted[title] for title in titles])
+        found |= dict(zip(titles, values, strict=True))
+        for title in titles:
+            mean = sum(found[title]) / len(found[title])
+            print(f"{name}, {title}: {mean:.1f} ({time.perf_counter() - start:.0f} s)", flush=True)
+    base = found["as measured"]
+    return {"pairs": len(base), "weights_sha256": row.weights_sha256, "changes": {
+        title: with_errors(found[title], base) for title in wanted
+    }}  # fmt: skip
+
+
+def with_errors(values: Sequence[float], base: Sequence[float] | None = None) -> dict[str, float]:
+    """Mean, bootstrap standard error over pairs, and both of the paired difference to `base`."""
+    result = dict(zip(("pck", "error"), _mean_and_error(values), strict=True))
+    if base is not None and base is not values:
+        change = [a - b for a, b in zip(values, base, strict=True)]
+        result |= dict(zip(("change", "change_error"), _mean_and_error(change), strict=True))
+    return {key: round(value, 2) for key, value in result.items()}
+
+
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    listed = torch.tensor(values, dtype=torch.float64)
+    drawn = resampled_means(listed, generator=torch.Generator().manual_seed(0))
+    return float(listed.mean()), float(drawn.std())
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """Test values of the two rows with standard errors, from the values kept per pair."""
+    found = {}
+    for name, published in PUBLISHED.items():
+        pairs = read_result(folder / f"pf-pascal-test-{name}.json")["pairs"]
+        routes = {
+            route: [v for v in pairs[f"{route} pck@0.1 scnet"] if v is not None]
+            for route in ("flow", "small-first")
+        }
+        found[name] = {"published": published} | {
+            route: with_errors(values, routes["flow"]) for route, values in routes.items()
+        }
+        spread = found[name]["flow"]["error"]
+        found[name]["three_other_pairs_error"] = round(spread * math.sqrt(299) * math.sqrt(3) / 302, 2)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--proposals", type=Path, required=True)
+    parser.add_argument("--other-proposals", type=Path, required=True)
+    parser.add_argument("--init", nargs="+", default=["imagenet"])
+    parser.add_argument("--pairs", type=int, nargs=2, default=(57, 29), help="of VGG16 and HC")
+    parser.add_argument("--results", type=Path, default=Path("results/pf-pascal"))
+    parser.add_argument("--out", type=Path, default=Path("results/untrained_differences.json"))
+    options = parser.parse_args()
+    whole = load_benchmark("pf-pascal", options.data, split="val")
+    rows, digests = {}, {}
+    for name, count in zip(PUBLISHED, options.pairs, strict=True):
+        rows[name] = measure_row(name, some_pairs(whole, count), options)
+        digests[name] = rows[name].pop("weights_sha256")
+    write_json(options.out, {
+        "row": "untrained rows under one change at a time", "benchmark": "pf-pascal",
+        "split": f"val, {options.pairs[0]} and {options.pairs[1]} pairs; test as stored",
+        "metrics": {"val": rows, "test": stored(options.results)},
+        "config": {name: asdict(change) for name, change in CHANGES.items()},
+        "weights_sha256": digests, **environment(),
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
