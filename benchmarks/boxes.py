@@ -23,9 +23,8 @@ from surefeat.data.sources import find_images
 from surefeat.detect import Detector
 from surefeat.detect_config import BoxesConfig, DetectorConfig, ProposalConfig, SelectConfig
 from surefeat.detect_data import Photo
-from surefeat.detect_predict import score_photos
 from surefeat.detect_proposals import item_bytes, propose_for
-from surefeat.detect_select import best_boxes, select
+from surefeat.detect_select import best_boxes, score_photos, select
 from surefeat.device import choose_device
 from surefeat.image import decode
 from surefeat.runs import environment, write_json

@@ -1,17 +1,16 @@
 """Why two untrained rows differ from the published numbers: one change at a time, with its noise.
 
-    python benchmarks/untrained.py PF-PASCAL --proposals FILE --init WEIGHTS... --results FOLDER
+    python benchmarks/untrained.py PF-PASCAL --proposals FILE --other-proposals FILE --init WEIGHTS
 
 Keypoints by the paper's route (region matches -> dense flow -> SD filter) on val pairs that share
 no image with test. Every change is paired with the setting that was measured, pair by pair, and
-both the values and the differences get a bootstrap standard error over pairs. FOLDER holds the
-stored results of the test list, whose own standard errors are added.
+both the values and the differences get a bootstrap standard error over pairs. Those of the stored
+results of the test list are added. The two files hold proposals of seeds 0 and 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from torch import Tensor
 from surefeat.baselines.dense_rows import LAYERS, at_size
 from surefeat.baselines.networks import HYPERCOLUMN, imagenet_trunk, run_taps
 from surefeat.baselines.rows import Row, as_features
+from surefeat.device import choose_device
 from surefeat.eval.benchmarks import Benchmark, load_benchmark
 from surefeat.eval.compare import resampled_means
 from surefeat.eval.matching import to_square
@@ -33,7 +33,7 @@ from surefeat.eval.proposal_file import ProposalSettings
 from surefeat.eval.protocol import Protocol
 from surefeat.eval.results import read_result
 from surefeat.eval.run import some_pairs
-from surefeat.eval.store import FeatureStore
+from surefeat.eval.store import FeatureStore, memory_for_features
 from surefeat.features import Features, bin_regions
 from surefeat.flow import flow_from_regions, transfer_points
 from surefeat.image import resize
@@ -43,7 +43,6 @@ from surefeat.static_dynamic import sd_filter
 
 SIDE, ALPHA = 224, 0.1
 PUBLISHED = {"vgg16": 62.3, "resnet50-hc": 64.0}
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Maps:
 class Change:
     """One way to go from inner products to keypoints."""
 
-    maps: Maps = Maps()  # noqa: RUF009 (frozen)
+    maps: Maps = Maps()
     normalised: bool = True
     discount: float = 0.0
     smooth: bool = True
@@ -95,12 +94,12 @@ ONLY = {"res5 dilated": "resnet50-hc"}
 """Changes that mean nothing for the other row."""
 
 
-def network_row(name: str, maps: Maps, init: Sequence[str]) -> Row:
+def network_row(name: str, maps: Maps, init: Sequence[str], device: torch.device) -> Row:
     """An untrained row, its layers brought to `maps.cells` cells a side."""
     layers = LAYERS[name]
     network = "vgg16" if name == "vgg16" else "resnet50"
     dilated = maps.dilated or layers != HYPERCOLUMN
-    trunk, digest = imagenet_trunk(network, init, device=CPU, dilated=dilated)
+    trunk, digest = imagenet_trunk(network, init, device=device, dilated=dilated)
 
     def extract(images: Tensor) -> list[Features]:
         taps = run_taps(trunk, images, layers)
@@ -135,43 +134,55 @@ def pool(features: Features, boxes: Tensor, maps: Maps) -> Pooled:
 def sparse_flows(
     case: Case, store: FeatureStore, changes: Sequence[Change]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Field (S, S, 2) and mask (S, S) of one pair for changes that share their maps."""
+    """Field (2, S, S) and mask (S, S) of one pair for changes that share their maps."""
     maps, size = changes[0].maps, (SIDE, SIDE)
-    squares = [to_square(case.boxes0, case.frame(SIDE, 0)),
-               to_square(case.boxes1, case.frame(SIDE, 1))]  # fmt: skip
+    squares = (
+        to_square(case.boxes0, case.frame(SIDE, 0)),
+        to_square(case.boxes1, case.frame(SIDE, 1)),
+    )
     pooled = [pool(store[key], each, maps) for key, each in zip(case.keys, squares, strict=True)]
     raw = region_scores(pooled[:1], pooled[1:], (1.0,), normalised=False)
     unit = raw / pooled[0].norms()[:, None] / pooled[1].norms()
     flows = []
     for change in changes:
-        score, index = (unit if change.normalised else raw).max(1)
+        score, index = (each.cpu() for each in (unit if change.normalised else raw).max(1))
         field, known = flow_from_regions(
             squares[0], squares[1][index], score, size0=size, size1=size, discount=change.discount
         )
-        flows.append((field, known > 0))
+        flows.append((field.permute(2, 0, 1), known > 0))
     return flows
 
 
 @torch.no_grad()
-def shares(material: Material, row: Row, changes: Sequence[Change]) -> list[list[float]]:
+def shares(
+    material: Material, row: Row, changes: Sequence[Change], device: torch.device
+) -> list[list[float]]:
     """PCK@0.1 (scnet, percent) of every pair, for each of the changes."""
-    protocol = material.protocol
-    store = FeatureStore(row, material.pictures, protocol, device=CPU, limit=3 << 30)
-    found: list[list[float]] = [[] for _ in changes]
-    for case in material.cases:
-        guide = resize(material.pictures[case.keys[0]][None], size=(SIDE, SIDE))[0]
-        points0, points1 = (
-            case.frame(SIDE, 0).to_network(case.pair.common()[0]),
-            case.frame(SIDE, 1).to_network(case.pair.common()[1]),
+    limit = memory_for_features(device)
+    store = FeatureStore(row, material.pictures, material.protocol, device=device, limit=limit)
+    flows = [sparse_flows(case, store, changes) for case in material.cases]
+    guides = torch.stack([material.pictures[case.keys[0]] for case in material.cases])
+    guides = resize(guides, size=(SIDE, SIDE)).to(device)
+    found = []
+    for number, change in enumerate(changes):
+        fields, masks = (
+            torch.stack(each) for each in zip(*(flow[number] for flow in flows), strict=True)
         )
-        for values, change, (field, known) in zip(
-            found, changes, sparse_flows(case, store, changes), strict=True
-        ):
-            if change.smooth:
-                field = sd_filter(field.permute(2, 0, 1), known, guide).permute(1, 2, 0)
-            error = (transfer_points(field, points0) - points1).norm(dim=1)
-            values.append(100 * float((error < ALPHA * SIDE).double().mean()))
+        if change.smooth:
+            fields = sd_filter(fields.to(device), masks.to(device), guides).cpu()
+        found.append([
+            100 * right(field.permute(1, 2, 0), case)
+            for field, case in zip(fields, material.cases, strict=True)
+        ])  # fmt: skip
     return found
+
+
+def right(field: Tensor, case: Case) -> float:
+    """Share of the pair's keypoints that a field (S, S, 2) moves to within ALPHA of the square."""
+    points0, points1 = case.pair.common()
+    moved = transfer_points(field, case.frame(SIDE, 0).to_network(points0))
+    error = (moved - case.frame(SIDE, 1).to_network(points1)).norm(dim=1)
+    return float((error < ALPHA * SIDE).double().mean())
 
 
 def measure_row(name: str, benchmark: Benchmark, options: argparse.Namespace) -> dict[str, Any]:
@@ -186,9 +197,10 @@ def measure_row(name: str, benchmark: Benchmark, options: argparse.Namespace) ->
         )  # fmt: skip
         file = options.proposals if not maps.seed else options.other_proposals
         material = prepare_material(benchmark, protocol, proposals=file, quiet=True)
-        row = network_row(name, maps, options.init)
+        device = choose_device(None)
+        row = network_row(name, maps, options.init, device)
         titles = [title for title, change in wanted.items() if change.maps == maps]
-        values = shares(material, row, [wanted[title] for title in titles])
+        values = shares(material, row, [wanted[title] for title in titles], device)
         found |= dict(zip(titles, values, strict=True))
         for title in titles:
             mean = sum(found[title]) / len(found[title])
@@ -226,8 +238,6 @@ def stored(folder: Path) -> dict[str, Any]:
         found[name] = {"published": published} | {
             route: with_errors(values, routes["flow"]) for route, values in routes.items()
         }
-        spread = found[name]["flow"]["error"]
-        found[name]["three_other_pairs_error"] = round(spread * math.sqrt(299) * math.sqrt(3) / 302, 2)
     return found
 
 

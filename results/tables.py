@@ -140,6 +140,31 @@ def _with_spread(metrics: dict[str, float], key: str) -> str:
     return f"{metrics[key]:.1f} ± {metrics[f'{key}, sd over seeds']:.1f}"
 
 
+RULES = (
+    "confidence (one image)", "edge energy (one image)", "distinctiveness (one image)",
+    "confidence x distinctiveness (one image)", "confidence of both", "score", "margin",
+)  # fmt: skip
+
+
+def confidence() -> str:
+    """Right matches among the places each rule likes best, on the object, development pairs."""
+    found = read("confidence.json")["metrics"]["places on the object, PF-PASCAL val"]
+    rows = [["places on the object", "right by nearest neighbour", "right with voting", "from"]]
+    every = {"all of them": "all places"}
+    every |= {f"best quarter by {rule}": f"best quarter by {rule}" for rule in RULES}
+    for title, key in every.items():
+        cells = [f"{found['right, percent'][f'{way}, {key}']:.1f}" for way in ("nearest", "voting")]
+        rows.append([title, *cells, _link("confidence.json")])
+    boxes = read("confidence.json")["metrics"]["auroc of cells in VOC boxes, val photos"]
+    inside = (
+        f"Cells inside VOC boxes are ranked before those outside with an AUROC of "
+        f"{boxes['confidence']:.2f} by confidence, {boxes['edge energy']:.2f} by edge energy and "
+        f"{boxes['closeness to the centre']:.2f} by closeness to the image's centre "
+        f"({boxes['photos']} val photos)."
+    )
+    return f"{markdown(rows)}\n\n{inside}"
+
+
 def speed() -> str:
     found = read("train_speed.json")
     names = {
@@ -212,6 +237,7 @@ TABLES = {
     "pf-pascal": lambda: matching("pf-pascal", "scnet"),
     "pf-willow": lambda: matching("pf-willow", "bbox-kp"),
     "pascal3d": few_shot,
+    "confidence": confidence,
     "development": development,
     "speed": speed,
     "parts": parts,

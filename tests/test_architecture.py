@@ -32,7 +32,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ),
     ("data.*",),
     (
-        "detect_proposals", "detect_data", "detect_maps", "detect_train", "detect_predict",
+        "detect_proposals", "detect_data", "detect_maps", "detect_train",
         "detect_select", "boxes",
         "runs", "monitor", "optimiser", "train", "pretraining", "extract", "keypoint_files",
         "keypoint_views", "keypoints", "eval.*", "baselines.*",
@@ -50,7 +50,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 PUBLIC = [
-    "DenseFeatures", "Features", "KeypointDetector", "Matches", "export", "load_image",
+    "DenseFeatures", "Features", "KeypointDetector", "Matches", "evaluate", "export", "load_image",
     "match_dense", "match_points", "match_regions", "pretrain", "viz",
 ]  # fmt: skip
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import socket
 import tarfile
 import threading
@@ -21,6 +22,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
+from surefeat.data import pf_pascal
 from surefeat.data.fetch import SOURCES, Source, get, unpack
 from surefeat.data.pairs import Pair, image_size, load_pairs
 from surefeat.data.pf_pascal import (
@@ -31,6 +33,7 @@ from surefeat.data.pf_pascal import (
 )
 from surefeat.data.pf_willow import load_pf_willow
 from surefeat.data.spair import load_spair
+from surefeat.eval.benchmarks import load_benchmark
 from surefeat.image import load
 
 HEADER = "source_image,target_image,class,XA,YA,XB,YB"
@@ -248,6 +251,58 @@ def test_pf_pascal_annotations_give_common_keypoints_and_boxes(tmp_path: Path) -
     root = pascal(tmp_path, f"{BOTH},3,0", header=header)
     with pytest.raises(ValueError, match=r"line 2: there is no annotation .*bird"):
         annotated_pairs(root, "list.csv")
+
+
+def development_layout(root: Path, *, val: str, train: str, rebuilt: str) -> Path:
+    """PF-PASCAL as published: a test list of c and d, public lists without keypoints, .mat files.
+
+    `rebuilt` rows go to the two lists that carry rebuilt keypoints.
+    """
+    pascal(root, header=HEADER)
+    folder, lists = root / "PF-dataset-PASCAL", root / "image_pairs"
+    for name in ("c", "d"):
+        picture(folder / "JPEGImages" / f"{name}.jpg")
+        content = {"kps": np.full((3, 2), 7.0), "bbox": np.array([[1, 1, 20, 20]])}
+        savemat(folder / "Annotations" / "bicycle" / f"{name}.mat", content)
+    there = BOTH.replace("a.jpg", "c.jpg").replace("b.jpg", "d.jpg")
+    (lists / "test_pairs.csv").write_text(f"{HEADER}\n{there},2,1,1,1,1\n")
+    public = "source_image,target_image,class,flip"
+    for split, rows in (("val", val), ("train", train)):
+        (lists / f"{split}_pairs.csv").write_text(f"{public}\n{rows}\n")
+        (lists / f"{split}_pairs_rebuilt_keypoints.csv").write_text(f"{HEADER}\n{rebuilt}\n")
+    return root
+
+
+def test_pf_pascal_splits_use_the_annotations_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mirrored rows and pairs with a test image are left out; without the folder, rebuilt lists."""
+    monkeypatch.setattr(pf_pascal, "TEST_PAIRS", 1)
+    crossing = BOTH.replace("b.jpg", "c.jpg")
+    root = development_layout(
+        tmp_path, val=f"{BOTH},2,0\n{crossing},2,0", train=f"{BOTH},2,0\n{BOTH},2,1",
+        rebuilt=f"{BOTH},2,10,11,12,13\n{BOTH},15,1,1,1,1",
+    )  # fmt: skip
+    for split in ("val", "train"):
+        (pair,) = load_benchmark("pf-pascal", root, split=split).pairs
+        assert (pair.image0.stem, pair.image1.stem) == ("a", "b")
+        assert [points.tolist() for points in pair.common()] == [[[0.0, 0.0]], [[39.0, 29.0]]]
+        assert pair.box1 is not None
+        assert pair.box1.tolist() == [0.0, 1.0, 30.0, 21.0]
+    shutil.rmtree(root / "PF-dataset-PASCAL" / "Annotations")
+    for split in ("val", "train"):
+        (pair,) = load_benchmark("pf-pascal", root, split=split).pairs
+        assert [points.tolist() for points in pair.common()] == [[[9.0, 10.0]], [[11.0, 12.0]]]
+        assert pair.box1 is None
+
+
+def test_pf_pascal_names_the_annotation_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pf_pascal, "TEST_PAIRS", 1)
+    root = development_layout(tmp_path, val=f"{BOTH},2,0", train=f"{BOTH},3,0", rebuilt="")
+    with pytest.raises(ValueError, match=r"train_pairs.csv, line 2: there is no annotation .*bird"):
+        load_benchmark("pf-pascal", root, split="val")
 
 
 def spair(root: Path, **changes: object) -> Path:

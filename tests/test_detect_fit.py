@@ -28,9 +28,8 @@ from surefeat.detect_config import (
     SelectConfig,
 )  # fmt: skip
 from surefeat.detect_maps import FreshMaps, KeptMaps
-from surefeat.detect_predict import score_photos
 from surefeat.detect_proposals import Proposals, key_of, write_proposals
-from surefeat.detect_select import Candidate, Selection
+from surefeat.detect_select import Candidate, Selection, score_photos
 from surefeat.eval.detection import centre_box, control, corloc
 from surefeat.runs import Run
 from surefeat.viz_boxes import chosen, contact_sheet

@@ -16,7 +16,7 @@ from fewshot_tiny import SETTINGS, colours, oracle, write_benchmark, write_photo
 from surefeat.baselines.dense_rows import DenseRow
 from surefeat.cli import main
 from surefeat.config import ModelConfig
-from surefeat.eval import fewshot
+from surefeat.eval import fewshot, fewshot_views
 from surefeat.eval.fewshot import measure_row
 from surefeat.eval.fewshot_data import Material, Objects, prepare_material
 from surefeat.eval.fewshot_result import area, at_alpha, class_curves
@@ -228,31 +228,65 @@ def test_keypoints_that_are_not_visible_count_as_absent_or_not_at_all() -> None:
 
 
 def test_an_interrupted_evaluation_continues_to_the_same_result(
-    material: Material, result: Path, tmp_path: Path
+    material: Material, result: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
 
-    def tiring(crops: Tensor) -> Tensor:
+    def tiring(*arguments: Any, **named: Any) -> float:
         nonlocal calls
         calls += 1
-        if calls == 6:
+        if calls == 5:  # the second seed's second round
             raise KeyboardInterrupt
-        return colours(crops)
+        return train_round(*arguments, **named)
 
-    whole = replace(oracle(), features=tiring)
+    monkeypatch.setattr(fewshot, "train_round", tiring)
     with pytest.raises(KeyboardInterrupt):
-        measure_row(whole, material, SETTINGS, out=tmp_path)
+        measure_row(oracle(), material, SETTINGS, out=tmp_path)
     (cache,) = (tmp_path / "cache").glob("*.jsonl")
     before = cache.read_text()
-    assert 1 <= before.count("\n") < 6
+    assert before.count("\n") == 4
     cache.write_text(before + '{"seed": 0, "rou')
-    continued = read_result(measure_row(whole, material, SETTINGS, out=tmp_path))
+    continued = read_result(measure_row(oracle(), material, SETTINGS, out=tmp_path))
+    assert calls == 7
     assert cache.read_text().startswith(before)
-    expected = read_result(result)
-    assert continued["metrics"] == expected["metrics"]
-    assert continued["seconds"] is None
-    assert expected["seconds"] is not None
+    assert continued["metrics"] == read_result(result)["metrics"]
+    # The time is that of all rounds, not of those that were left.
+    taken = sum(each["seconds"] + each["seconds_of_test"] for each in continued["rounds"])
+    assert continued["seconds"] == pytest.approx(taken + continued["seconds_of_features"], abs=0.11)
     assert not list((tmp_path / "cache").glob("*.safetensors"))
+
+
+def test_features_that_all_rounds_share_are_computed_once_and_before_any_training(
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = 0
+
+    def counted(crops: Tensor) -> Tensor:
+        nonlocal seen
+        seen += len(crops)
+        return colours(crops)
+
+    row, settings = replace(oracle(), features=counted), replace(SETTINGS, rounds=("all",))
+    measure_row(row, material, replace(settings, least_steps=1), out=tmp_path)
+    assert seen == len(material.test) + settings.views * len(material.train)
+    # Where they do not fit, that shows before the first round, though it needs few of them.
+    monkeypatch.setattr(fewshot_views, "_free", lambda place: 40 * 12 * 12 * 6 * 4)
+    monkeypatch.setattr(fewshot, "train_round", pytest.fail)
+    assert len(material.test) <= 40
+    with pytest.raises(MemoryError, match=r"features of 96 views take .*; pass fewer views, or"):
+        measure_row(row, material, SETTINGS, out=tmp_path)
+
+
+def test_features_that_do_not_fit_on_the_device_stay_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    maps = torch.empty(2, 5, 3, 4, device="meta")
+    assert fewshot_views._room(7, maps).device == maps.device
+    free = {"meta": 7 * 60 * 4 - 1, "cpu": 7 * 60 * 4}
+    monkeypatch.setattr(fewshot_views, "_free", lambda place: free[place.type])
+    room = fewshot_views._room(7, maps)
+    assert (room.device.type, tuple(room.shape)) == ("cpu", (7, 3, 4, 5))
+    assert "more than is free on meta: on the host" in caplog.text
 
 
 def test_a_seed_without_its_head_starts_over(

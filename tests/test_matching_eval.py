@@ -25,7 +25,7 @@ from surefeat.eval.material import Material, prepare_material
 from surefeat.eval.proposal_file import ProposalSettings, proposals_of
 from surefeat.eval.protocol import LocationBonus, Protocol
 from surefeat.eval.results import read_result
-from surefeat.eval.run import evaluate, some_pairs
+from surefeat.eval.run import evaluate_rows, some_pairs
 from surefeat.eval.store import BATCH, FeatureStore
 from surefeat.geometry import Frame, box_iou
 from surefeat.nearest import find, prepare
@@ -69,7 +69,7 @@ def run(listed: Path, model: Path, boxes: Path) -> Callable[..., dict[str, Any]]
             "rows": [f"mine={model}"], "init": (), "proposals": boxes, "boxes": 60, "side": SIZE,
             "device": "cpu", "quiet": True,
         }  # fmt: skip
-        paths = evaluate("pairs", listed, out=out, **settings | more)
+        paths = evaluate_rows("pairs", listed, out=out, **settings | more)
         return read_result(paths[0])
 
     return evaluated
@@ -130,7 +130,7 @@ def test_an_image_is_found_in_itself(model: Path, tmp_path: Path, boxes: Path) -
     for line in own[1:]:
         line[1], line[5], line[6] = line[0], line[3], line[4]
     (tmp_path / "pairs.csv").write_text("".join(",".join(line) + "\n" for line in own))
-    (path,) = evaluate(
+    (path,) = evaluate_rows(
         "pairs", tmp_path, rows=[f"mine={model}"], out=tmp_path / "out", init=(),
         proposals=boxes, boxes=60, side=SIZE, device="cpu", quiet=True,
     )  # fmt: skip
@@ -336,7 +336,7 @@ def test_a_wrong_request_is_refused(
 ) -> None:
     settings: dict[str, Any] = {"benchmark": "pairs", "rows": [f"m={model}"], **call}
     with pytest.raises(ValueError, match=message):
-        evaluate(settings.pop("benchmark"), listed, init=(), device="cpu", out=tmp_path, **settings)
+        evaluate_rows(settings.pop("benchmark"), listed, init=(), device="cpu", out=tmp_path, **settings)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_malformed_list_is_never_a_smaller_benchmark(
     changed = ("\n" + body).replace(old, new) if old != "." else "\n" + body.replace(".", "9999.")
     path.write_text(head + changed)
     with pytest.raises(ValueError, match=message):
-        evaluate("pairs", path, rows=[f"m={model}"], init=(), device="cpu", out=tmp_path / "out")
+        evaluate_rows("pairs", path, rows=[f"m={model}"], init=(), device="cpu", out=tmp_path / "out")
 
 
 def test_a_part_of_a_benchmark_is_called_so(listed: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surefeat import viz
     from surefeat.dense import match_dense
+    from surefeat.eval.run import evaluate
     from surefeat.exporting import export
     from surefeat.features import Features
     from surefeat.image import load as load_image
@@ -27,6 +28,7 @@ _WHERE = {
     "Features": ("surefeat.features", "Features"),
     "KeypointDetector": ("surefeat.keypoints", "KeypointDetector"),
     "Matches": ("surefeat.match", "Matches"),
+    "evaluate": ("surefeat.eval.run", "evaluate"),
     "export": ("surefeat.exporting", "export"),
     "load_image": ("surefeat.image", "load"),
     "match_dense": ("surefeat.dense", "match_dense"),
@@ -37,7 +39,7 @@ _WHERE = {
 }
 
 __all__ = [
-    "DenseFeatures", "Features", "KeypointDetector", "Matches", "export", "load_image",
+    "DenseFeatures", "Features", "KeypointDetector", "Matches", "evaluate", "export", "load_image",
     "match_dense", "match_points", "match_regions", "pretrain", "viz",
 ]  # fmt: skip
 

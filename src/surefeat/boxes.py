@@ -18,9 +18,16 @@ from surefeat.data.labels import Labelled, LabelledImages
 from surefeat.detect import Detector
 from surefeat.detect_config import BoxesConfig, SelectConfig, check_boxes_config
 from surefeat.detect_data import Photo, read_photos
-from surefeat.detect_predict import score_photos
 from surefeat.detect_proposals import Proposals, make_proposals, read_proposals
-from surefeat.detect_select import Candidate, Selection, best_boxes, select, to_coco, to_csv
+from surefeat.detect_select import (
+    Candidate,
+    Selection,
+    best_boxes,
+    score_photos,
+    select,
+    to_coco,
+    to_csv,
+)
 from surefeat.detect_train import calibrate, learn
 from surefeat.device import choose_device
 from surefeat.runs import Run, environment, write_json, write_text

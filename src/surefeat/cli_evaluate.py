@@ -110,9 +110,9 @@ class EvaluateMatching:
     """Print the metrics as JSON."""
 
     def run(self) -> None:
-        from surefeat.eval.run import evaluate
+        from surefeat.eval.run import evaluate_rows
 
-        paths = evaluate(
+        paths = evaluate_rows(
             self.benchmark, self.data, rows=self.rows, model=self.model, init=self.init,
             out=self.out, split=self.split, images=self.images, proposals=self.proposals,
             boxes=self.boxes, seed=self.seed, measures=self.measures, shifted=self.shifted,

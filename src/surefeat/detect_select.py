@@ -1,4 +1,8 @@
-"""Which boxes to keep, as in the paper's appendix B, and what is written about them."""
+"""Which boxes to keep, as in the paper's appendix B, and what is written about them.
+
+All proposals of a photo are scored, as the mean over scales and flips; the best one of each image
+label is a candidate, and floor and class median decide.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,78 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchvision.ops import batched_nms
 
+from surefeat.detect import Detector, to_cells
 from surefeat.detect_config import SelectConfig
-from surefeat.detect_data import Photo
+from surefeat.detect_data import Boxes, Photo, stack_boxes
+from surefeat.detect_maps import network_input, same_sizes, trunk_maps
 from surefeat.geometry import xywh_from_boxes
 
 Verdict = Literal["kept", "below the floor", "below the median"]
 VERDICTS = ("kept", "below the floor", "below the median")
+# Proposals that go through the hidden layers at once.
+_REGIONS = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A photo and what the detector says about its proposals."""
+
+    photo: Photo
+    scores: Tensor
+    """(R, K) in [0, 1]: mean over scales and flips, for the photo's R proposals."""
+
+    def image_scores(self) -> Tensor:
+        """(K,): sum over regions, how sure the detector is that the photo shows each class."""
+        return self.scores.sum(0)
+
+
+@torch.inference_mode()
+def score_photos(
+    detector: Detector,
+    photos: Sequence[Photo],
+    *,
+    scales: Sequence[int],
+    flips: bool = True,
+    amp: bool = True,
+) -> list[Scored]:
+    """Every photo's scores, on the detector's device, in order."""
+    if not photos:
+        return []
+    device = detector.scale.device
+    boxes = stack_boxes(photos, device=device)
+    totals = torch.zeros(*boxes.valid.shape, len(detector.categories), device=device)
+    for scale in scales:
+        for rows, size in same_sizes(photos, detector, scale):
+            pixels = network_input([photos[row] for row in rows], size, device)
+            for flip in (False, True)[: 1 + flips]:
+                maps = trunk_maps(detector, pixels.flip(-1) if flip else pixels, amp=amp)
+                _add(detector, maps, boxes, rows, totals, flip=flip, amp=amp)
+    totals /= len(scales) * (1 + flips)
+    counts = [len(photo.proposals.boxes) for photo in photos]
+    return [
+        Scored(photo, totals[row, :count])
+        for row, (photo, count) in enumerate(zip(photos, counts, strict=True))
+    ]
+
+
+def _add(
+    detector: Detector, maps: Tensor, boxes: Boxes, rows: list[int], totals: Tensor, *,
+    flip: bool, amp: bool,
+) -> None:  # fmt: skip
+    """One pass over photos of one size; their region scores are added to the totals."""
+    device = maps.device
+    amp = amp and device.type != "cpu"
+    step = max(1, _REGIONS // boxes.valid.shape[1])
+    for start in range(0, len(rows), step):
+        picked = torch.tensor(rows[start : start + step], device=device)
+        some = boxes.rows(picked).mirrored(torch.full_like(picked, flip, dtype=torch.bool))
+        part = maps[start : start + step]
+        shapes = torch.tensor([maps.shape[2:]], device=device).expand(len(picked), -1)
+        cells = to_cells(some.boxes, some.sizes, shapes)
+        with torch.autocast(device.type, torch.bfloat16, enabled=amp):
+            found = detector(part, cells, some.valid, some.scores)
+        totals[picked] += found.scores
 
 
 @dataclass(frozen=True)
@@ -124,21 +192,3 @@ def to_csv(selection: Selection) -> str:
         row = [each.name, each.category, *each.box, f"{each.score:.6f}", each.verdict]
         writer.writerow(row)
     return out.getvalue()
-
-
-def suppress(
-    boxes: Tensor, scores: Tensor, *, overlap: float = 0.4, most: int = 200
-) -> list[tuple[Tensor, Tensor]]:
-    """Boxes (R, 4) and scores (R, K) -> per class the boxes (N, 4) and scores (N,) that stay.
-
-    Greedy suppression of boxes with more IoU than `overlap` with a better one [P], after the `most`
-    best of each class.
-    """
-    top, rows = scores.topk(min(most, len(boxes)), dim=0)
-    count, classes = top.shape
-    kind = torch.arange(classes, device=boxes.device).expand(count, classes)
-    # torchvision's boxes exclude their far edge, ours include it.
-    edges = boxes + torch.tensor([0.0, 0.0, 1.0, 1.0], device=boxes.device)
-    kept = batched_nms(edges[rows.flatten()], top.flatten(), kind.flatten(), overlap)
-    label, row, score = kind.flatten()[kept], rows.flatten()[kept], top.flatten()[kept]
-    return [(boxes[row[label == k]], score[label == k]) for k in range(classes)]

@@ -62,23 +62,25 @@ def load_pf_pascal(root: str | Path) -> list[Pair]:
 
 
 def development_pairs(root: str | Path) -> tuple[list[Pair], list[Pair]]:
-    """Validation (171) and training (614) pairs to choose settings on.
+    """Validation and training pairs to choose settings on: none shares an image with the test list.
 
-    Keypoints are rebuilt from the Berkeley annotations; left out are `person`, whose rebuilt
-    points are unreliable, and every pair that shares an image with the test list.
+    The public lists carry no keypoints. Where PF-PASCAL's own Annotations folder is there, they
+    come from it, with boxes; otherwise from lists rebuilt from the Berkeley annotations (171 and
+    614 pairs), whose `person` points are unreliable and left out.
     """
+    root = Path(root)
     test = {path.name for pair in load_pf_pascal(root) for path in (pair.image0, pair.image1)}
 
-    def clean(pairs: list[Pair]) -> list[Pair]:
-        return [
-            pair
-            for pair in pairs
-            if pair.category != "person" and not {pair.image0.name, pair.image1.name} & test
-        ]
+    def listed(split: str) -> list[Pair]:
+        if (root / FOLDER / "Annotations").is_dir():
+            return annotated_pairs(root, f"{split}_pairs.csv", drop_mirrored=True)
+        rebuilt = load_list(root, f"{split}_pairs_rebuilt_keypoints.csv")
+        return [pair for pair in rebuilt if pair.category != "person"]
 
-    validation = load_list(root, "val_pairs_rebuilt_keypoints.csv")
-    training = load_list(root, "train_pairs_rebuilt_keypoints.csv")
-    return clean(validation), clean(training)
+    def clean(pairs: list[Pair]) -> list[Pair]:
+        return [pair for pair in pairs if not {pair.image0.name, pair.image1.name} & test]
+
+    return clean(listed("val")), clean(listed("train"))
 
 
 def annotated_pairs(root: str | Path, name: str, *, drop_mirrored: bool = False) -> list[Pair]:

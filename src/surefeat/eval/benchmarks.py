@@ -42,9 +42,10 @@ def load_benchmark(
 ) -> Benchmark:
     """Read a benchmark in its public layout.
 
-    Splits: pf-pascal has test, and val and train for choosing settings (no test image, rebuilt
-    keypoints); spair has test, val and trn; pf-willow and pairs are all test. `pairs` is a CSV
-    list in PF-PASCAL's columns, its images beside it or under `images`.
+    Splits: pf-pascal has test, and val and train for choosing settings (no test image; keypoints
+    from its Annotations folder, or rebuilt ones); spair has test, val and trn; pf-willow and pairs
+    are all test. `pairs` is a CSV list in PF-PASCAL's columns, its images beside it or under
+    `images`.
     """
     data = Path(data)
     if name not in NAMES:

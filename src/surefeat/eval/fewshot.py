@@ -22,7 +22,7 @@ from surefeat.baselines.dense_rows import DenseRow, build_dense_row
 from surefeat.device import choose_device
 from surefeat.eval.fewshot_cache import Cache
 from surefeat.eval.fewshot_data import Material, prepare_material
-from surefeat.eval.fewshot_result import class_curves, result_of
+from surefeat.eval.fewshot_result import Record, class_curves, result_of
 from surefeat.eval.fewshot_rounds import (
     image_ranks,
     mean_positions,
@@ -100,20 +100,26 @@ def measure_row(
     with tqdm(total=settings.seeds * len(settings.rounds), desc=row.name, disable=quiet) as bar:
         for seed in range(settings.seeds):
             _run_seed(seed, views, cache, bar)
-    seconds = time.perf_counter() - start
+    wall = time.perf_counter() - start
     order = {str(size): number for number, size in enumerate(settings.rounds)}
     records = sorted(cache.records(), key=lambda r: (r["seed"], order[str(r["round"])]))
     result = result_of(records, material) | {
         "row": row.name,
         "config": config,
         "weights_sha256": row.weights_sha256,
-        "seconds": round(seconds, 1) if not before else None,
+        "seconds": round(_seconds(records, views) if before else wall, 1),
         "seconds_of_photos": round(material.seconds, 1),
         "seconds_of_features": round(views.seconds, 1),
+        "features_on": sorted(views.places),
         **environment(),
         "device": device.type,
     }
     return write_result(out / f"{stem}.json", result)
+
+
+def _seconds(records: Sequence[Record], views: RowViews) -> float:
+    """What an evaluation that was continued has taken: all its rounds, the features anew."""
+    return views.seconds + sum(each["seconds"] + each["seconds_of_test"] for each in records)
 
 
 def _run_seed(seed: int, views: RowViews, cache: Cache, bar: Any) -> None:
@@ -123,6 +129,9 @@ def _run_seed(seed: int, views: RowViews, cache: Cache, bar: Any) -> None:
     if len(done) == len(settings.rounds):
         bar.update(len(done))
         return
+    category, photo = material.train.category.cpu(), material.train.photo.cpu()
+    ranks = image_ranks(category, photo, generator=torch.Generator().manual_seed(seed))
+    views.prepare(round_objects(ranks, settings.rounds[-1]))
     channels = views.test.features.shape[-1]
     head = KeypointHead(
         channels, len(material.channels.flip), hidden=settings.hidden,
@@ -131,10 +140,8 @@ def _run_seed(seed: int, views: RowViews, cache: Cache, bar: Any) -> None:
     if done and not cache.load_head(head, done[-1]):
         cache.start_over(seed)
         done = []
-    head = head.to(views.test.features.device)
+    head = head.to(views.test.points.device)
     bar.update(len(done))
-    category, photo = material.train.category.cpu(), material.train.photo.cpu()
-    ranks = image_ranks(category, photo, generator=torch.Generator().manual_seed(seed))
     for number, size in enumerate(settings.rounds[len(done) :], start=len(done)):
         chosen = round_objects(ranks, size)
         # Each round has its own stream, so that a continued seed draws what it would have drawn.

@@ -46,7 +46,7 @@ def drawer(views: Views, rows: Tensor, settings: FewShot) -> Draw:
             floor=settings.floor,
         )  # fmt: skip
         counts = views.own if settings.absent == "background" else views.visible
-        return views.features[row].permute(0, 3, 1, 2), targets, counts[row]
+        return views.maps(row), targets, counts[row]
 
     return draw
 
@@ -72,9 +72,8 @@ def predict(head: KeypointHead, views: Views, boxes: Tensor) -> Tensor:
     found = []
     for start in range(0, len(boxes), TEST_BATCH):
         part = slice(start, start + TEST_BATCH)
-        maps = views.features[part].permute(0, 3, 1, 2)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = head(maps)
+            logits = head(views.maps(part))
         cells, _ = peaks(logits.float().sigmoid())
         found.append(out_of_box(cells, boxes[part], size=views.size))
     return torch.cat(found)

@@ -187,26 +187,31 @@ class RowViews:
         self.row, self.material, self.settings = row, material, settings
         self.seconds = 0.0
         """Spent on the features that all rounds share."""
+        self.places: set[str] = set()
+        """Kinds of devices that features were kept on."""
 
     @cached_property
     def test(self) -> Views:
         """One view of every test object."""
-        return self._timed(lambda: self._extract(plain_plan(self.material.test), self.material.test))
+        return self._extract(plain_plan(self.material.test), self.material.test)
 
     @cached_property
     def train(self) -> Views:
         """`settings.views` of every training object, the same for all seeds and rounds."""
         every = torch.arange(len(self.material.train))
-        return self._timed(lambda: self._random(every, count=self.settings.views, seed=0))
+        return self._random(every, count=self.settings.views, seed=0)
 
-    def prepare(self, largest: Tensor) -> None:
-        """Compute what all rounds share before the first; `largest` (N,): objects of the last.
+    def prepare(self, largest: Tensor) -> list[Views]:
+        """What all rounds share, computed before the first; `largest` (N,): objects of the last.
 
-        So that what does not fit into memory shows before hours of work, not after.
+        So what does not fit into memory shows before anything is trained.
         """
-        assert len(self.test.points)
-        if self._shared(largest):
-            assert len(self.train.points)
+        start = time.perf_counter()
+        shared = [self.test, self.train] if self._shared(largest) else [self.test]
+        if self.test.points.is_cuda:
+            torch.cuda.synchronize()
+        self.seconds += time.perf_counter() - start
+        return shared
 
     def _shared(self, chosen: Tensor) -> bool:
         """Whether there are enough views of these objects among those of all."""
@@ -230,15 +235,9 @@ class RowViews:
         return self._extract(plan, objects)
 
     def _extract(self, plan: Plan, objects: Objects) -> Views:
-        return extract(
+        views = extract(
             plan, objects, photos=self.material.photos, channels=self.material.channels,
             features=self.row.features, side=self.settings.side,
         )  # fmt: skip
-
-    def _timed(self, computed: Callable[[], Views]) -> Views:
-        start = time.perf_counter()
-        views = computed()
-        if views.points.is_cuda:
-            torch.cuda.synchronize()
-        self.seconds += time.perf_counter() - start
+        self.places.add(views.features.device.type)
         return views

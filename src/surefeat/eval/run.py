@@ -1,10 +1,13 @@
-"""`surefeat evaluate BENCHMARK`: several rows on one benchmark, in one process."""
+"""`surefeat evaluate BENCHMARK` and surefeat.evaluate: rows on one benchmark, in one process."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -15,9 +18,69 @@ from surefeat.eval.evaluate import evaluate_row
 from surefeat.eval.material import prepare_material
 from surefeat.eval.proposal_file import ProposalSettings
 from surefeat.eval.protocol import MEASURES, Measure, Protocol
+from surefeat.eval.results import Result, read_result
+from surefeat.eval.tables import main_table, markdown
+from surefeat.model import DenseFeatures
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A model measured on a benchmark, and other rows beside it."""
+
+    results: tuple[Result, ...]
+    """Of the model first; each is what its file holds."""
+    paths: tuple[Path, ...]
+    """The result files."""
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Of the model, by names that say their convention, as "nearest pck@0.1 scnet"."""
+        found: dict[str, float | None] = self.results[0]["metrics"]
+        return found
+
+    def table(self) -> str:
+        """A line per row, as markdown."""
+        return markdown(main_table(self.results))
 
 
 def evaluate(
+    model: DenseFeatures | str | Path | None,
+    benchmark: Name,
+    *,
+    data: str | Path,
+    rows: Sequence[str] = (),
+    device: str | torch.device | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Measure a model on a benchmark: pf-pascal, pf-willow, spair or pairs.
+
+    model: in memory, or a model or run folder; None is the one that ships. A run folder also says
+    whether confidence was learned; a model in memory is taken to have learned it. data: the
+    benchmark's folder, or the CSV list of `pairs`. rows: others to measure beside it, such as
+    res4c or NAME=FOLDER. device: by default the model's own, or the best there is. options: as
+    evaluate_rows takes them (init, out, split, proposals, measures, pairs, quiet ...).
+    """
+    if isinstance(model, DenseFeatures) and device is None:
+        device = model.head.weight.device
+    with _folder_of(model) as folder:
+        paths = evaluate_rows(
+            benchmark, data, rows=("ours", *rows), model=folder, device=device, **options
+        )
+    return Evaluation(tuple(read_result(path) for path in paths), tuple(paths))
+
+
+@contextmanager
+def _folder_of(model: DenseFeatures | str | Path | None) -> Iterator[str | Path | None]:
+    """Where the model lies; one in memory is written out, which leaves it as it is."""
+    if not isinstance(model, DenseFeatures):
+        yield model
+        return
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        yield folder
+
+
+def evaluate_rows(
     benchmark: Name,
     data: str | Path,
     *,
