@@ -143,8 +143,8 @@ class Match:
     """Let neighbouring matches agree; the paper goes without."""
     model: str | None = None
     """Model or run folder; by default the model that ships."""
-    side: int | None = None
-    """Longest side at which photos are seen, network pixels."""
+    side: tuple[int, ...] = ()
+    """Longest side at which photos are seen, network pixels; of several the scores add up."""
     device: str | None = None
     """cuda, cpu, mps; by default the best there is."""
     json: bool = False
@@ -156,7 +156,7 @@ class Match:
         done = match_photos(
             self.image0, self.image1, out=self.out, points=self.points, count=self.count,
             regions=self.regions, mutual=self.mutual, voting=self.voting, model=self.model,
-            longest_side=self.side, device=self.device,
+            sides=self.side, device=self.device,
         )  # fmt: skip
         if self.json:
             print(done.matches.to_json())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +23,7 @@ from surefeat.page import Section, write_page
 from surefeat.proposals import propose
 from surefeat.regions import RegionMatches, match_regions
 from surefeat.runs import write_bytes, write_text
+from surefeat.scales import extract_scales
 from surefeat.viz_style import picture
 
 if TYPE_CHECKING:
@@ -56,18 +58,19 @@ def match_photos(
     mutual: bool = True,
     voting: bool = True,
     model: str | Path | DenseFeatures | None = None,
-    longest_side: int | None = None,
+    sides: Sequence[int] = (),
     device: str | None = None,
 ) -> MatchedPhotos:
     """Match photo A to photo B and write OUT/matches.png, OUT/matches.json and OUT/index.html.
 
     Everything is computed before anything is written. Given points are all kept; `mutual` filters
-    those that were chosen.
+    those that were chosen. sides: longest sides at which the photos are seen, network pixels.
     """
     if not isinstance(model, DenseFeatures):
         model = DenseFeatures.from_pretrained(model, device=device)
     photo0, photo1 = load(image0), load(image1)
-    features0, features1 = model.extract([photo0, photo1], longest_side=longest_side)
+    sides = sides or (model.config.longest_side,)
+    features0, features1 = extract_scales(model, [photo0, photo1], sides)
     matches = match_points(
         features0, features1, points, count=count, voting=voting, mutual=mutual and points is None
     )

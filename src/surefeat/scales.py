@@ -10,13 +10,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefeat.features import Features
+from surefeat.image import ImageLike
+from surefeat.model import DenseFeatures
+
+
+def extract_scales(
+    model: DenseFeatures, images: Sequence[ImageLike], sides: Sequence[int]
+) -> list[Features]:
+    """Features of images, each seen at several longest sides (network pixels), joined.
+
+    On PF-PASCAL two sizes match better than one (README); the time adds up.
+    """
+    by_side = [model.extract(images, longest_side=side) for side in sides]
+    return [join_scales(parts) for parts in zip(*by_side, strict=True)]
 
 
 def join_scales(parts: Sequence[Features]) -> Features:
     """Features of one image at several network sizes -> one, in the frame of the largest.
 
     Descriptors and lower layers lie side by side, each of equal length, on the finest map among
-    them; so an inner product is the mean over the sizes. Sigma is the mean too.
+    them; so an inner product is the mean over the sizes. Sigma is the mean too. What a model knows
+    of its matches' probability holds for one size, so it is left out.
     """
     if len(parts) == 1:
         return parts[0]
@@ -27,6 +41,7 @@ def join_scales(parts: Sequence[Features]) -> Features:
         descriptors=_side_by_side([part.descriptors for part in parts]),
         uncertainty=torch.stack(sigma).mean(0)[0],
         lower=_side_by_side([part.lower for part in parts]),
+        reliability=None,
     )
 
 
