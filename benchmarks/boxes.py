@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from surefeat.boxes import passes
 from surefeat.data.labels import Labelled
 from surefeat.data.sources import find_images
 from surefeat.detect import Detector
@@ -66,15 +65,15 @@ def stages(
         Photo(Labelled(item.name, item, label), image, (image.shape[1], image.shape[2]), each)
         for item, image, each in zip(items, pixels, proposals, strict=True)
     ]
-    score_photos(detector, photos[:2], scales=config.select.scales[:1])
-    whole = f"{passes(config.select)} passes"
+    list(score_photos(detector, photos[:2], scales=config.select.scales[:1]))
+    whole = f"{config.select.passes} passes"
     spent[whole], scored = timed(
-        lambda: score_photos(detector, photos, scales=config.select.scales)
+        lambda: list(score_photos(detector, photos, scales=config.select.scales))
     )
 
     def choose() -> Any:
-        best = [c for s in scored for c in best_boxes(s.photo, s.scores.cpu(), CATEGORIES)]
-        return select(best, config.select, passes=passes(config.select))
+        best = [found for each in scored for found in best_boxes(each, CATEGORIES)]
+        return select(best, config.select)
 
     spent["selection"], _ = timed(choose)
     return {name: round(seconds / len(items), 5) for name, seconds in spent.items()}

@@ -3,15 +3,17 @@
     python benchmarks/boxes_voc.py --data FOLDER --proposals proposals.npz --only-proposals
     python benchmarks/boxes_voc.py --data FOLDER --proposals proposals.npz --init WEIGHTS
 
-FOLDER holds voc/ and voc-nonrigid/ (instances.json and tar shards) and lists/rigid12.txt. Learns on
-the train split without the images kept for other tests, measures CorLoc on it and AP at IoU 0.5 on
-val, beside controls, and writes the selected boxes (COCO) to --out. Made first, on any machine, the
-file of proposals lets the rest run without OpenCV.
+FOLDER holds voc/ and voc-nonrigid/ (instances.json and tar shards). Learns on the train split
+without the images kept for other tests, measures CorLoc on it and AP at IoU 0.5 on val, beside
+controls, and writes the selected boxes (COCO) to --out: boxes.json of train, and of train and val
+boxes_trainval.json, by the same detector. Made first, on any machine, the file of proposals lets
+the rest run without OpenCV.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -20,9 +22,8 @@ from typing import Any
 
 import torch
 
-from surefeat.boxes import fit_boxes, passes
+from surefeat.boxes import fit_boxes, usable_photos
 from surefeat.data.labels import Labelled, LabelledImages, find_labels
-from surefeat.detect import Detector
 from surefeat.detect_config import (
     BoxesConfig,
     DetectorConfig,
@@ -30,18 +31,19 @@ from surefeat.detect_config import (
     ProposalConfig,
     SelectConfig,
 )
-from surefeat.detect_data import Photo, read_photos
-from surefeat.detect_predict import Scored, score_in_chunks
+from surefeat.detect_data import Photo
 from surefeat.detect_proposals import make_proposals, read_proposals
-from surefeat.detect_select import Candidate, best_boxes, select, suppress, to_coco, to_csv
-from surefeat.eval.detection import (
-    Found,
-    average_precision,
-    centre_box,
-    control,
-    corloc,
-    largest_proposal,
+from surefeat.detect_select import (
+    Candidate,
+    Scored,
+    Selection,
+    best_boxes,
+    score_photos,
+    select,
+    to_coco,
+    to_csv,
 )
+from surefeat.eval.detection import Found, average_precision, controls, corloc, suppress
 from surefeat.model_files import file_hash
 from surefeat.runs import environment, write_json, write_text
 
@@ -49,30 +51,44 @@ RIGID = (
     "aeroplane", "bicycle", "boat", "bottle", "bus", "car", "chair", "diningtable", "motorbike",
     "sofa", "train", "tvmonitor",
 )  # fmt: skip
-CENTRES = (0.25, 0.5, 0.75, 1.0)
+# As in BoxesConfig; count: boxes per image in the file, regions: of them the first so many compete.
+DEFAULTS = {
+    "trunk": "resnet50", "tap": "res4f", "pooled": 3, "hidden": 1024, "method": "prim",
+    "count": 500, "regions": 500, "smallest": 0.04, "epochs": 8, "batch": 4, "trained": "none",
+    "optimiser": "adamw", "lr": 1e-4, "trunk-lr": 1e-5, "regulariser": 1e-4, "seed": 0,
+}  # fmt: skip
 
 
 def load(data: Path, split: str, *, classes: int, limit: int) -> LabelledImages:
-    """The split's images with their labels; train images without PF-PASCAL's test images."""
-    allowed = set((data / "lists" / "rigid12.txt").read_text().split())
+    """The split's images with their labels, every nth where there is a limit.
+
+    Train has no image that is kept for other tests. Val keeps images that show none of the classes,
+    where a box would be wrong.
+    """
     found: list[Labelled] = []
     # The images of voc-nonrigid show the other 8 classes alone.
     folders, wanted = (("voc",), RIGID) if classes == 12 else (("voc", "voc-nonrigid"), None)
     for folder in folders:
         file = data / folder / "instances.json"
         listed = json.loads(file.read_text())["images"]
-        splits = {Path(image["file_name"]).stem: image["voc_split"] for image in listed}
-        for image in find_labels(file, categories=wanted).images:
-            stem = Path(image.name).stem
-            fits = splits[stem] == split and (
-                split != "train" or folder == "voc-nonrigid" or stem in allowed
-            )
-            # Val keeps images that show none of the classes, where a box would be wrong.
-            if fits and (image.labels or split != "train"):
-                found.append(image)
-    names = wanted or tuple(sorted({label for image in found for label in image.labels}))
+        inside = {image["file_name"] for image in listed if image["voc_split"] == split}
+        images = find_labels(file, categories=wanted).images
+        found += [image for image in images if image.name in inside]
+    if split == "train":
+        found = [image for image in learnable(data, found) if image.labels]
     step = max(1, len(found) // limit) if limit else 1
-    return LabelledImages(tuple(found[::step][: limit or None]), names)
+    kept = tuple(found[::step][: limit or None])
+    return LabelledImages(kept, tuple(sorted({label for image in kept for label in image.labels})))
+
+
+def learnable(data: Path, images: Sequence[Labelled]) -> list[Labelled]:
+    """Those without a part in other tests: no image of PF-PASCAL's test pairs."""
+    barred = {
+        image["file_name"]
+        for image in json.loads((data / "voc" / "instances.json").read_text())["images"]
+        if image["pf_pascal"] == "test"
+    }
+    return [image for image in images if image.name not in barred]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -81,58 +97,39 @@ def mean(values: Sequence[float]) -> float:
     return round(sum(known) / len(known), 4) if known else float("nan")
 
 
-def scored(
-    detector: Detector, photos: Sequence[Photo], config: BoxesConfig
-) -> tuple[list[Scored], float]:
-    """All photos' scores, and seconds."""
-    start = time.perf_counter()
-    scales, amp = config.select.scales, config.learn.amp
-    found = [
-        Scored(each.photo, each.scores.cpu())
-        for each in score_in_chunks(detector, photos, scales=scales, amp=amp)
-    ]
-    return found, time.perf_counter() - start
-
-
-def corlocs(images: LabelledImages, photos: Sequence[Photo], best: list[Candidate]) -> Any:
+def corlocs(
+    photos: Sequence[Photo], best: Sequence[Candidate], categories: Sequence[str]
+) -> dict[str, dict[str, float]]:
     """CorLoc of the detector and of the controls, each class and their mean."""
-    by_name = {photo.image.name: photo for photo in photos}
     shown = [photo.image for photo in photos]
-    boxes = {(each.name, each.category): torch.tensor(each.box) for each in best}
-    rows = {"detector": corloc(shown, boxes, images.categories)}
-    for share in CENTRES:
-        found = control(shown, lambda i, s=share: centre_box(by_name[i.name].size, share=s))
-        rows[f"centre box, {share:g} of the area"] = corloc(shown, found, images.categories)
-    found = control(
-        shown,
-        lambda i: largest_proposal(by_name[i.name].proposals.boxes, by_name[i.name].size),
-    )
-    rows["largest proposal"] = corloc(shown, found, images.categories)
-    return {
-        name: {"mean": mean(list(row.values())), **{k: round(v, 4) for k, v in row.items()}}
-        for name, row in rows.items()
-    }
+    rows = {"detector": {(each.name, each.category): torch.tensor(each.box) for each in best}}
+    for photo in photos:
+        for name, box in controls(photo.proposals.boxes, photo.size).items():
+            given = {(photo.image.name, label): box for label in photo.image.labels}
+            rows.setdefault(name, {}).update(given)
+    table = {}
+    for name, boxes in rows.items():
+        row = corloc(shown, boxes, categories)
+        table[name] = {"mean": mean(list(row.values())), **{k: round(v, 4) for k, v in row.items()}}
+    return table
 
 
-def precisions(images: LabelledImages, found: list[Scored]) -> Any:
+def precisions(scored: Sequence[Scored], categories: Sequence[str]) -> dict[str, dict[str, float]]:
     """AP at IoU 0.5 of the detector; controls have its image scores, and their own box."""
-    shown = [each.photo.image for each in found]
-    rows: dict[str, dict[str, dict[str, Found]]] = {}
-    for each in found:
-        boxes = each.photo.proposals.boxes
-        kept = suppress(boxes, each.scores)
-        size = each.photo.size
-        fixed = {f"centre box, {s:g} of the area": centre_box(size, share=s) for s in CENTRES}
-        fixed["largest proposal"] = largest_proposal(boxes, size)
-        totals = each.image_scores()
-        for k, category in enumerate(images.categories):
-            here = {"detector": Found(*kept[k])}
+    shown = [each.photo.image for each in scored]
+    rows: dict[tuple[str, str], dict[str, Found]] = {}
+    for each in scored:
+        boxes, totals = each.photo.proposals.boxes, each.image_scores().cpu()
+        fixed = controls(boxes, each.photo.size)
+        for k, found in enumerate(suppress(boxes, each.scores)):
+            here = {"detector": found}
             here |= {name: Found(box[None], totals[k, None]) for name, box in fixed.items()}
             for name, one in here.items():
-                rows.setdefault(name, {}).setdefault(category, {})[each.photo.image.name] = one
+                if len(one.boxes):
+                    rows.setdefault((name, categories[k]), {})[each.photo.image.name] = one
     table = {}
-    for name, row in rows.items():
-        aps = {c: average_precision(shown, row[c], c) for c in images.categories}
+    for name in dict.fromkeys(name for name, _ in rows):
+        aps = {c: average_precision(shown, rows.get((name, c), {}), c) for c in categories}
         table[name] = {
             "map (area)": mean([ap.area for ap in aps.values()]),
             "map (11 points)": mean([ap.eleven for ap in aps.values()]),
@@ -154,52 +151,70 @@ def settings(options: argparse.Namespace) -> BoxesConfig:
         ),
         select=SelectConfig(scales=tuple(options.test_scales or options.scales)),
         regions=options.regions,
+        smallest=options.smallest,
         side=384,
     )  # fmt: skip
 
 
 def measure(options: argparse.Namespace, config: BoxesConfig) -> dict[str, Any]:
     """Fit, CorLoc and selection on train, AP on val."""
+    times = [time.perf_counter()]
     train = load(options.data, "train", classes=options.classes, limit=options.limit)
-    start = time.perf_counter()
     done = fit_boxes(
         train, out=options.out / "run", config=config, init=options.init,
         proposals=options.proposals, device=options.device, quiet=options.quiet,
     )  # fmt: skip
-    seconds = {"fit": time.perf_counter() - start}
+    times.append(time.perf_counter())
     known = read_proposals(options.proposals, config.proposals)
-    photos, _ = read_photos(train.images, known, side=config.side, count=config.regions)
-    found, seconds["score train"] = scored(done.detector, photos, config)
-    best = [c for each in found for c in best_boxes(each.photo, each.scores, train.categories)]
-    selection = select(best, config.select, passes=passes(config.select))
-    sizes = {photo.image.name: photo.size for photo in photos}
-    write_json(options.out / "boxes.json", to_coco(selection, sizes, train.categories))
-    write_text(options.out / "selection.csv", to_csv(selection))
+    passed = {"scales": config.select.scales, "amp": config.learn.amp}
+    photos, _ = usable_photos(train.images, known, config)
+    scored = score_photos(done.detector, photos, **passed)
+    best = [found for each in scored for found in best_boxes(each, train.categories)]
+    times.append(time.perf_counter())
+    selection = write_boxes(options.out / "boxes.json", best, photos, train.categories, config)
     metrics = {
-        "train images": len(photos), "corloc on train": corlocs(train, photos, best),
-        "corloc of kept boxes": _kept(train, photos, list(selection.kept())),
+        "train images": len(photos), "corloc on train": corlocs(photos, best, train.categories),
+        "right boxes among the kept": right_share(photos, selection.kept()),
         "selection": selection.counts,
     }  # fmt: skip
-    del found
     val = load(options.data, "val", classes=options.classes, limit=options.limit)
-    photos, _ = read_photos(val.images, known, side=config.side, count=config.regions)
-    if photos:
-        found, seconds["score val"] = scored(done.detector, photos, config)
-        metrics |= {"val images": len(photos), "ap@0.5 on val": precisions(val, found)}
-    return metrics | {"seconds": {k: round(v, 1) for k, v in seconds.items()}}
+    more, _ = usable_photos(val.images, known, config)
+    times.append(time.perf_counter())
+    scored = list(score_photos(done.detector, more, **passed))
+    times.append(time.perf_counter())
+    metrics |= {"val images": len(more), "ap@0.5 on val": precisions(scored, train.categories)}
+    names = {image.name for image in learnable(options.data, val.images)}
+    allowed = [each for each in scored if each.photo.image.name in names]
+    best += [found for each in allowed for found in best_boxes(each, train.categories)]
+    both = [*photos, *(each.photo for each in allowed)]
+    write_boxes(options.out / "boxes_trainval.json", best, both, train.categories, config)
+    times.append(time.perf_counter())
+    parts = ("fit", "score train", "measure train", "score val", "measure val")
+    spent = (after - before for before, after in itertools.pairwise(times))
+    return metrics | {"seconds": {k: round(v, 1) for k, v in zip(parts, spent, strict=True)}}
 
 
-def _kept(images: LabelledImages, photos: Sequence[Photo], kept: list[Candidate]) -> float:
+def write_boxes(
+    file: Path, best: Sequence[Candidate], photos: Sequence[Photo], categories: Sequence[str],
+    config: BoxesConfig,
+) -> Selection:  # fmt: skip
+    """Select, and write what is kept as a COCO file and all candidates as a CSV beside it."""
+    selection = select(best, config.select)
+    sizes = {photo.image.name: photo.size for photo in photos}
+    write_json(file, to_coco(selection, sizes, categories))
+    write_text(file.with_suffix(".csv"), to_csv(selection))
+    return selection
+
+
+def right_share(photos: Sequence[Photo], kept: Sequence[Candidate]) -> float:
     """Share of right boxes among those kept: over boxes, not classes."""
-    boxes = {(each.name, each.category): torch.tensor(each.box) for each in kept}
-    hits, total = 0.0, 0
-    for category in images.categories:
-        names = {each.name for each in kept if each.category == category}
-        shown = [p.image for p in photos if p.image.name in names]
-        if shown:
-            hits += corloc(shown, boxes, (category,))[category] * len(shown)
-            total += len(shown)
-    return round(hits / max(total, 1), 4)
+    by_name = {photo.image.name: photo.image for photo in photos}
+    right = [
+        corloc([by_name[each.name]], {(each.name, each.category): torch.tensor(each.box)},
+               (each.category,))[each.category]
+        for each in kept
+    ]  # fmt: skip
+    return mean(right)
 
 
 def arguments() -> argparse.Namespace:
@@ -213,23 +228,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--classes", type=int, choices=(12, 20), default=12)
     parser.add_argument("--limit", type=int, default=0, help="images of each split; 0 = all")
     parser.add_argument("--init", default="imagenet", help="imagenet, none or a weights file")
-    parser.add_argument("--trunk", default="resnet50")
-    parser.add_argument("--tap", default="res4f", help="auto: the trunk's last layer")
-    parser.add_argument("--pooled", type=int, default=3)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--method", default="prim")
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--regions", type=int, default=500, help="the first so many compete")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--trained", default="none", choices=("none", "last", "all"))
-    parser.add_argument("--optimiser", default="adamw", choices=("adamw", "sgd"))
-    parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--trunk-lr", type=float, default=1e-5)
-    parser.add_argument("--regulariser", type=float, default=1e-4)
+    for name, default in DEFAULTS.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--scales", type=int, nargs="+", default=[320, 384, 480, 576])
     parser.add_argument("--test-scales", type=int, nargs="+", help="default: those of learning")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--quiet", action="store_true")
@@ -255,7 +257,6 @@ def main() -> None:
         "init": Path(options.init).name,
         "weights_sha256": file_hash(options.out / "run" / "model" / "detector.safetensors"),
         "commit": here["commit"], "hardware": here["hardware"], "date": here["date"],
-        "environment": here,
     }  # fmt: skip
     path = options.result or Path(__file__).parents[1] / "results" / "boxes" / f"{options.row}.json"
     write_json(path, result)

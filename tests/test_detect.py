@@ -51,21 +51,31 @@ def test_boxes_snap_to_the_nearest_cells() -> None:
     assert cells.tolist() == wanted
 
 
-def test_pooling_takes_the_maximum_of_every_bin() -> None:
+@pytest.mark.parametrize("size", [3, 4, 7])
+def test_pooling_takes_the_maximum_of_every_bin(size: int) -> None:
     maps = torch.randn(2, 3, 9, 12, generator=generator())
     boxes = torch.stack([random_boxes(30, size=(9, 12), seed=s) for s in (1, 2)])
-    found = pool(maps, boxes, size=4)
+    found = pool(maps, boxes, size=size)
     for image in range(2):
         for row, (x1, y1, x2, y2) in enumerate(boxes[image].long().tolist()):
             h, w = y2 - y1 + 1, x2 - x1 + 1
             bins = [
                 maps[
-                    image, :, y1 + i * h // 4 : y1 - (-(i + 1) * h // 4),
-                    x1 + j * w // 4 : x1 - (-(j + 1) * w // 4),
+                    image, :, y1 + i * h // size : y1 - (-(i + 1) * h // size),
+                    x1 + j * w // size : x1 - (-(j + 1) * w // size),
                 ].amax((1, 2))
-                for i in range(4) for j in range(4)
+                for i in range(size) for j in range(size)
             ]  # fmt: skip
             assert torch.equal(found[image, row], torch.stack(bins, dim=1).flatten())
+
+
+def test_half_precision_maps_are_pooled_into_the_same_bins() -> None:
+    maps = torch.randn(1, 3, 40, 40, generator=generator()).half()
+    boxes = random_boxes(200, size=(40, 40))[None]
+    for size in (3, 7):
+        found = pool(maps, boxes, size=size)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, pool(maps.double(), boxes.double(), size=size))
 
 
 def test_scores_are_the_product_of_two_softmaxes() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from surefeat import detect_train
+from surefeat import detect_maps, detect_train
 from surefeat.boxes import fit_boxes, predict_boxes
 from surefeat.cli import main
 from surefeat.data.labels import LabelledImages, find_labels
@@ -27,10 +27,11 @@ from surefeat.detect_config import (
     ProposalConfig,
     SelectConfig,
 )  # fmt: skip
-from surefeat.detect_maps import FreshMaps, KeptMaps
-from surefeat.detect_proposals import Proposals, key_of, write_proposals
+from surefeat.detect_data import read_photos
+from surefeat.detect_maps import FreshMaps, KeptMaps, maps_fit
+from surefeat.detect_proposals import Proposals, key_of, read_proposals, write_proposals
 from surefeat.detect_select import Candidate, Selection, score_photos
-from surefeat.eval.detection import centre_box, control, corloc
+from surefeat.eval.detection import centre_box, corloc
 from surefeat.runs import Run
 from surefeat.viz_boxes import chosen, contact_sheet
 
@@ -125,9 +126,10 @@ def share_right(folder: Path, detector: Detector) -> tuple[float, float]:
         values = corloc(truth.images, found, truth.categories).values()
         return sum(values) / len(values)
 
+    pairs = [(image.name, label) for image in truth.images for label in image.labels]
     centres = [
-        mean(control(truth.images, lambda _, s=s: centre_box((SIDE, SIDE), share=s)))  # type: ignore[misc]
-        for s in (0.15, 0.2, 0.3, 0.5)
+        mean(dict.fromkeys(pairs, centre_box((SIDE, SIDE), share=share)))
+        for share in (0.15, 0.2, 0.3, 0.5)
     ]
     return mean(best), max(centres)
 
@@ -178,9 +180,9 @@ def test_scores_are_the_mean_over_scales_and_flips(learned: tuple[Path, Detector
     folder, detector = learned
     photos = _photos(folder)[:3]
     mirrored = [_mirrored(photo) for photo in photos]
-    together = score_photos(detector, photos, scales=(64, SIDE))
+    together = list(score_photos(detector, photos, scales=(64, SIDE)))
     parts = [
-        score_photos(detector, these, scales=(scale,), flips=False)
+        list(score_photos(detector, these, scales=(scale,), flips=False))
         for these in (photos, mirrored) for scale in (64, SIDE)
     ]  # fmt: skip
     for row, found in enumerate(together):
@@ -189,9 +191,6 @@ def test_scores_are_the_mean_over_scales_and_flips(learned: tuple[Path, Detector
 
 
 def _photos(folder: Path) -> list[Any]:
-    from surefeat.detect_data import read_photos
-    from surefeat.detect_proposals import read_proposals
-
     found = find_labels(folder / "photos")
     known = read_proposals(folder / "proposals.npz")
     return read_photos(found.images, known, side=SIDE, count=80)[0]
@@ -211,7 +210,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_interrupted_run_resumes_to_the_same_weights(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = settings(epochs=4, trained="last", log_every=2)
+    config = settings(epochs=4, trained="all", log_every=2)
     whole = fit(few, tmp_path / "whole", config)
     step = detect_train.one_step
 
@@ -255,6 +254,36 @@ def test_the_trunk_learns_only_where_asked(few: Path, tmp_path: Path) -> None:
     assert moved("none") == []
     assert {name.split(".")[1] for name in moved("last")} == {"5"}
     assert {name.split(".")[1] for name in moved("all")} == set("012345")
+
+
+def test_the_last_stage_learns_only_where_it_is_used(few: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"conv2 comes before .* pass --detector\.tap auto"):
+        fit(few, tmp_path / "run", settings(trained="last"))
+
+
+def test_maps_are_kept_only_where_they_fit(
+    learned: tuple[Path, Detector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, detector = learned
+    photos, scales = _photos(folder)[:4], (64, SIDE)
+    kept = KeptMaps(detector, photos, scales, flips=True, amp=False)
+    size = sum(maps.maps.nbytes for maps in kept.stored.values())
+    for free, fits in ((size, False), (3 * size, True)):
+        monkeypatch.setattr(detect_maps, "free_host_memory", lambda free=free: free)
+        assert maps_fit(detector, photos, scales, flips=True, amp=False) == fits
+
+
+def test_proposals_too_small_do_not_compete(few: Path) -> None:
+    found, known = find_labels(few / "photos"), read_proposals(few / "proposals.npz")
+    plain, large, none = (
+        read_photos(found.images, known, side=SIDE, count=5, smallest=share)[0]
+        for share in (0.0, 0.4, 2.0)
+    )
+    least = [float((p.proposals.boxes[:, 2:] - p.proposals.boxes[:, :2] + 1).min()) for p in large]
+    assert min(least) >= 0.4 * SIDE
+    assert any(len(p.proposals.boxes) == 5 for p in plain)
+    # Without any the whole image is left.
+    assert none[0].proposals.boxes.tolist() == [[0, 0, SIDE - 1, SIDE - 1]]
 
 
 def test_a_class_of_one_image_is_learned_with_a_warning(

@@ -11,7 +11,7 @@ from torchvision.ops import nms
 from surefeat.data.labels import Labelled, Object
 from surefeat.data.sources import Item, Place
 from surefeat.detect_config import SelectConfig
-from surefeat.detect_select import Candidate, Selection, select, suppress, to_coco
+from surefeat.detect_select import Candidate, Selection, select, to_coco
 from surefeat.eval.detection import (
     Found,
     average_precision,
@@ -19,6 +19,7 @@ from surefeat.eval.detection import (
     corloc,
     largest_proposal,
     precision_recall,
+    suppress,
 )
 from surefeat.geometry import box_iou
 
@@ -32,8 +33,8 @@ def image(name: str, *objects: tuple[Box, bool], category: str = "cat") -> Label
     return Labelled(name, Item(name, Place(name)), frozenset({category}), objects=truth)
 
 
-def found(*boxes: tuple[Box, float]) -> Found:
-    return Found(torch.tensor([b for b, _ in boxes]), torch.tensor([s for _, s in boxes]))
+def detected(*boxes: tuple[Box, float]) -> Found:
+    return Found(torch.tensor([b for b, _ in boxes]).float(), torch.tensor([s for _, s in boxes]))
 
 
 def test_average_precision_of_a_case_by_hand() -> None:
@@ -56,19 +57,19 @@ def test_precision_without_objects_is_no_number_and_without_boxes_zero() -> None
 
 def test_an_object_is_found_once() -> None:
     images = [image("a", (HERE, False)), image("b", (THERE, False))]
-    boxes = {"a": found((HERE, 0.9), (HERE, 0.8)), "b": found((THERE, 0.7))}
+    boxes = {"a": detected((HERE, 0.9), (HERE, 0.8)), "b": detected((THERE, 0.7))}
     # Right, a second time on the same object, right: 1/2 + 1/2 * 2/3.
     assert average_precision(images, boxes, "cat").area == pytest.approx(0.5 + 0.5 * 2 / 3)
 
 
 def test_the_better_box_takes_the_object() -> None:
-    boxes = {"a": found((HERE, 0.2), ((0, 0, 9, 8), 0.9))}
+    boxes = {"a": detected((HERE, 0.2), ((0, 0, 9, 8), 0.9))}
     assert average_precision([image("a", (HERE, False))], boxes, "cat").area == pytest.approx(1)
 
 
 def test_difficult_objects_are_ignored() -> None:
     images = [image("a", (HERE, True), (THERE, False))]
-    both = {"a": found((HERE, 0.9), (HERE, 0.85), (THERE, 0.8))}
+    both = {"a": detected((HERE, 0.9), (HERE, 0.85), (THERE, 0.8))}
     result = average_precision(images, both, "cat")
     assert (result.area, result.objects) == (1, 1)
 
@@ -76,8 +77,8 @@ def test_difficult_objects_are_ignored() -> None:
 def test_half_an_overlap_is_right_and_less_is_not() -> None:
     half, less = (0, 0, 9, 4), (0, 0, 9, 3.9)
     truth = [image("a", (HERE, False))]
-    assert average_precision(truth, {"a": found((half, 1.0))}, "cat").area == 1
-    assert average_precision(truth, {"a": found((less, 1.0))}, "cat").area == 0
+    assert average_precision(truth, {"a": detected((half, 1.0))}, "cat").area == 1
+    assert average_precision(truth, {"a": detected((less, 1.0))}, "cat").area == 0
 
 
 def test_corloc_is_the_share_of_images_with_a_right_box() -> None:
@@ -113,7 +114,7 @@ def candidates(scores: dict[str, list[float]]) -> list[Candidate]:
 
 def test_selection_drops_under_the_floor_then_under_the_class_median() -> None:
     given = candidates({"cat": [0.5, 0.0009, 0.3, 0.1, 0.002], "dog": [0.04], "cow": [0.0002]})
-    done = select(given, SelectConfig(), passes=10)
+    done = select(given, SelectConfig())
     kept = [(c.category, c.score) for c in done.kept()]
     # The median of the cats that are left (.5 .3 .1 .002) is 0.2; the dog is its own.
     assert kept == [("cat", 0.5), ("cat", 0.3), ("dog", 0.04)]
@@ -122,7 +123,7 @@ def test_selection_drops_under_the_floor_then_under_the_class_median() -> None:
 
 def test_a_floor_on_the_sum_is_lower_by_the_number_of_passes() -> None:
     given = candidates({"cat": [0.5, 0.0009, 0.3, 0.1, 0.002], "dog": [0.04], "cow": [0.0002]})
-    done = select(given, SelectConfig(floor_on="sum"), passes=10)
+    done = select(given, SelectConfig(floor_on="sum"))
     # 10 x 0.0009 and 10 x 0.0002 are above 0.001; the cats' median is 0.1 now.
     assert [c.score for c in done.kept()] == [0.5, 0.3, 0.1, 0.04, 0.0002]
     assert done.counts["sum"] == {"kept": 5, "below the floor": 0, "below the median": 2}
@@ -131,7 +132,7 @@ def test_a_floor_on_the_sum_is_lower_by_the_number_of_passes() -> None:
 
 def test_the_median_can_be_left_out() -> None:
     given = candidates({"cat": [0.5, 0.0009, 0.3]})
-    done = select(given, SelectConfig(median=False), passes=2)
+    done = select(given, SelectConfig(median=False))
     assert [c.score for c in done.kept()] == [0.5, 0.3]
 
 
@@ -150,10 +151,10 @@ def test_suppression_leaves_no_overlapping_boxes_of_a_class() -> None:
     generator = torch.Generator().manual_seed(0)
     corners = (torch.rand(60, 2, 2, generator=generator) * 50).floor().sort(dim=1).values
     boxes, scores = corners.reshape(60, 4), torch.rand(60, 3, generator=generator)
-    for k, (kept, score) in enumerate(suppress(boxes, scores, overlap=0.4)):
-        overlaps = box_iou(kept, kept) - torch.eye(len(kept))
+    for k, found in enumerate(suppress(boxes, scores, overlap=0.4, least=0.1)):
+        overlaps = box_iou(found.boxes, found.boxes) - torch.eye(len(found.boxes))
         assert overlaps.max() <= 0.4
-        assert score.tolist() == sorted(score.tolist(), reverse=True)
-        edges = boxes + torch.tensor([0.0, 0, 1, 1])
-        alone = nms(edges, scores[:, k], 0.4)
-        assert torch.equal(kept, boxes[alone])
+        assert found.scores.tolist() == sorted(found.scores.tolist(), reverse=True)
+        some = scores[:, k] >= 0.1
+        alone = nms(boxes[some] + torch.tensor([0.0, 0, 1, 1]), scores[some, k], 0.4)
+        assert torch.equal(found.boxes, boxes[some][alone])

@@ -16,7 +16,7 @@ from surefeat.config import from_dict, to_dict
 from surefeat.data.canvas import Skipped
 from surefeat.data.labels import Labelled, LabelledImages
 from surefeat.detect import Detector
-from surefeat.detect_config import BoxesConfig, SelectConfig, check_boxes_config
+from surefeat.detect_config import BoxesConfig, check_boxes_config
 from surefeat.detect_data import Photo, read_photos
 from surefeat.detect_proposals import Proposals, make_proposals, read_proposals
 from surefeat.detect_select import (
@@ -82,7 +82,7 @@ def fit_boxes(
     labelled = found.labelled()
     silent = [Skipped(image.name, "has no label") for image in found.images if not image.labels]
     known = ready_proposals(labelled, config, file=_file(proposals, run.folder), quiet=quiet)
-    photos, bad = read_photos(labelled, known, side=config.side, count=config.regions)
+    photos, bad = usable_photos(labelled, known, config)
     skipped = (*silent, *bad)
     list_skipped(run.folder, skipped)
     _check_classes(photos, found.categories)
@@ -118,24 +118,19 @@ def predict_boxes(
     bar = tqdm(total=len(images), desc="boxes", unit="img", disable=quiet)
     for start in range(0, len(images), _CHUNK):
         part = images[start : start + _CHUNK]
-        photos, bad = read_photos(part, known, side=config.side, count=config.regions)
+        photos, bad = usable_photos(part, known, config)
         skipped += bad
         scales, amp = config.select.scales, config.learn.amp
         for each in score_photos(detector, photos, scales=scales, amp=amp):
             sizes[each.photo.image.name] = each.photo.size
-            candidates += best_boxes(each.photo, each.scores.cpu(), detector.categories)
+            candidates += best_boxes(each, detector.categories)
         bar.update(len(part))
     bar.close()
-    selection = select(candidates, config.select, passes=passes(config.select))
+    selection = select(candidates, config.select)
     write_json(folder / "boxes.json", to_coco(selection, sizes, detector.categories))
     write_text(folder / "selection.csv", to_csv(selection))
     list_skipped(folder, skipped)
     return Predicted(selection, folder, tuple(skipped))
-
-
-def passes(config: SelectConfig) -> int:
-    """How many scores each box's is the mean of."""
-    return 2 * len(config.scales)
 
 
 def ready_proposals(
@@ -144,6 +139,15 @@ def ready_proposals(
     """Proposals by the hash of the image file; those that `file` lacks are made and added."""
     make_proposals([image.item for image in images], config.proposals, file=file, quiet=quiet)
     return read_proposals(file, config.proposals) if file.exists() else {}
+
+
+def usable_photos(
+    images: Sequence[Labelled], known: dict[str, Proposals], config: BoxesConfig
+) -> tuple[list[Photo], tuple[Skipped, ...]]:
+    """Images with the proposals that compete, and what cannot be used."""
+    return read_photos(
+        images, known, side=config.side, count=config.regions, smallest=config.smallest
+    )
 
 
 def list_skipped(folder: Path, skipped: Sequence[Skipped]) -> None:
@@ -229,6 +233,9 @@ def _create(
         detector = Detector.create(
             config.detector, categories, init="none" if run.checkpoints() else init
         )
+    if config.learn.trained == "last" and detector.tap != detector.trunk.last:
+        fix = "pass --detector.tap auto, or train all or none of it"
+        raise ValueError(f"{detector.tap} comes before the stage that --learn.trained last; {fix}")
     if detector.config != config.detector:
         # Weights may say which variant of the network they are for; a resumed run must know.
         write_json(run.config_file, to_dict(replace(config, detector=detector.config)))

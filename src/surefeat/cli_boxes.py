@@ -87,6 +87,8 @@ class BoxesPredict:
     """Proposals, made or added to where it lacks images; by default in --out."""
     regions: int = 1000
     """Of an image's proposals the first so many compete."""
+    smallest: float = 0.04
+    """Proposals with a side under this share of the image's longest are left out."""
     sheet: int = 36
     """Boxes on the contact sheet; 0 for none."""
     device: str | None = None
@@ -106,7 +108,8 @@ class BoxesPredict:
         done = predict_boxes(
             found, detector, out=self.out, proposals=self.proposals_file, quiet=self.json,
             config=BoxesConfig(
-                proposals=self.proposals, select=self.select, regions=self.regions
+                proposals=self.proposals, select=self.select, regions=self.regions,
+                smallest=self.smallest,
             ),
         )  # fmt: skip
         sheet = _sheet(done, found, self.sheet) if self.sheet else None

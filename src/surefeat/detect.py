@@ -118,12 +118,9 @@ class Detector(nn.Module):
 
         generator: draws what dropout switches off; without it nothing is.
         """
-        pooled = pool(maps, cells, size=self.config.pooled) * self.scale.to(maps.dtype)
+        hidden = pool(maps, cells, size=self.config.pooled) * self.scale
         if box_scores is not None:
-            factor = 1 + self.config.score_weight * box_scores
-            pooled = pooled * factor[..., None].to(pooled.dtype)
-        amp = torch.is_autocast_enabled(pooled.device.type)
-        hidden = pooled if amp else pooled.to(self.fc6.weight.dtype)
+            hidden = hidden * (1 + self.config.score_weight * box_scores)[..., None]
         for layer in (self.fc6, self.fc7):
             hidden = drop(F.relu(layer(hidden)), self.config.dropout, generator)
         scores = class_region_scores(
@@ -173,17 +170,16 @@ class Detector(nn.Module):
 
 
 def pool(maps: Tensor, cells: Tensor, *, size: int) -> Tensor:
-    """ROI max pooling: maps (B, C, h, w), cells (B, R, 4) -> (B, R, C * size^2).
+    """ROI max pooling: maps (B, C, h, w), cells (B, R, 4) -> (B, R, C * size^2) float32.
 
     cells are whole numbers x1, y1, x2, y2, inclusive. Of n cells, bin k takes floor(k n / size) up
     to ceil((k+1) n / size), so none is empty and neighbours may share a cell.
     """
     count, boxes = cells.shape[:2]
     image = torch.arange(count, device=cells.device).repeat_interleave(boxes)
-    rois = torch.cat([image[:, None], cells.reshape(-1, 4)], dim=1).to(maps.dtype)
-    # Autocast would have the maps copied in float32.
-    with torch.autocast(maps.device.type, enabled=False):
-        pooled: Tensor = roi_pool(maps, rois, size)
+    rois = torch.cat([image[:, None], cells.reshape(-1, 4)], dim=1)
+    # The kernel divides boxes into bins in the precision of the maps, which half would blur.
+    pooled: Tensor = roi_pool(maps.float(), rois.float(), size)
     return pooled.reshape(count, boxes, -1)
 
 

@@ -96,9 +96,15 @@ class SelectConfig:
     floor: float = 0.001
     """Boxes that score less are dropped, before the class median is taken [P]."""
     floor_on: Literal["mean", "sum"] = "mean"
-    """Whether that is the mean over scales and flips, or their sum: [P] does not say."""
+    """Whether that is the mean over scales and flips, or their sum: [P] does not say; the code of
+    Bilen & Vedaldi has the sum."""
     median: bool = True
     """Drop the boxes of a class that score less than its median [P]."""
+
+    @property
+    def passes(self) -> int:
+        """How many scores each box's is the mean of: scales times flips."""
+        return 2 * len(self.scales)
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,9 @@ class BoxesConfig:
     regions: int = 1000
     """Of an image's proposals the first so many compete; they come the most different first (Prim)
     or the best first (EdgeBoxes) [C]."""
+    smallest: float = 0.04
+    """Proposals with a side under this share of the image's longest are left out: 20 of 500 pixels
+    in the code of Bilen & Vedaldi."""
     side: int = 640
     """Images are kept in memory at this longest side at most, pixels."""
 

@@ -64,11 +64,13 @@ def read_photos(
     *,
     side: int,
     count: int,
+    smallest: float = 0.0,
     workers: int = 8,
 ) -> tuple[list[Photo], tuple[Skipped, ...]]:
     """Decode images to at most this longest side; what cannot be used is named with the reason.
 
-    proposals: by key_of the file; at most the first `count` are used.
+    proposals: by key_of the file; at most the first `count` are used, of those with no side under
+    `smallest` times the image's longest.
     """
 
     def read(image: Labelled) -> Photo | Skipped:
@@ -83,7 +85,8 @@ def read_photos(
         size = (pixels.shape[1], pixels.shape[2])
         scale = min(1.0, side / max(size))
         small = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
-        return Photo(image, resize(pixels, size=small), size, _usable(found.first(count), size))
+        usable = _usable(found, size, smallest=smallest).first(count)
+        return Photo(image, resize(pixels, size=small), size, usable)
 
     with ThreadPoolExecutor(workers) as pool:
         done = list(pool.map(read, images))
@@ -95,10 +98,12 @@ def read_photos(
     return [each for each in done if isinstance(each, Photo)], skipped
 
 
-def _usable(found: Proposals, size: tuple[int, int]) -> Proposals:
-    """Without proposals the whole image is the only one."""
-    if len(found.boxes):
-        return found
+def _usable(found: Proposals, size: tuple[int, int], *, smallest: float) -> Proposals:
+    """Those that are large enough; without any, the whole image is the only one."""
+    sides = found.boxes[:, 2:] - found.boxes[:, :2] + 1
+    large = (sides >= smallest * max(size)).all(1)
+    if large.any():
+        return Proposals(found.boxes[large], None if found.scores is None else found.scores[large])
     height, width = size
     whole = torch.tensor([[0.0, 0.0, width - 1.0, height - 1.0]])
     return Proposals(whole, None if found.scores is None else torch.zeros(1))

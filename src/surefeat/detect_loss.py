@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from surefeat.geometry import box_iou
+
 
 def class_region_scores(
     classes: Tensor, regions: Tensor, valid: Tensor, *, temperature: float
@@ -45,24 +47,14 @@ def spatial_regulariser(
     scored box, of the squared distance of their fc7, times the best score squared [P, section 3.4].
     """
     best, top = scores.detach().max(1)
-    around = _overlaps(boxes, top) > overlap
+    chosen = boxes.gather(1, top[..., None].expand(-1, -1, 4))
+    around = torch.vmap(box_iou)(chosen, boxes) > overlap
     hidden = hidden.float()
-    chosen = hidden.gather(1, top[..., None].expand(-1, -1, hidden.shape[-1]))
+    centre = hidden.gather(1, top[..., None].expand(-1, -1, hidden.shape[-1]))
     square = (
-        chosen.square().sum(-1)[:, :, None]
+        centre.square().sum(-1)[:, :, None]
         + hidden.square().sum(-1)[:, None]
-        - 2 * chosen @ hidden.transpose(1, 2)
+        - 2 * centre @ hidden.transpose(1, 2)
     ).clamp_min(0)
     counted = around & valid[:, None] & (labels > 0)[:, :, None]
     return 0.5 * (best.square()[..., None] * square * counted).sum((1, 2)) / labels.shape[1]
-
-
-def _overlaps(boxes: Tensor, top: Tensor) -> Tensor:
-    """IoU (B, K, R) of each class's best box, top (B, K), with all boxes (B, R, 4)."""
-    chosen = boxes.gather(1, top[..., None].expand(-1, -1, 4))[:, :, None]
-    others = boxes[:, None]
-    low = torch.maximum(chosen[..., :2], others[..., :2])
-    high = torch.minimum(chosen[..., 2:], others[..., 2:])
-    common = (high - low + 1).clamp_min(0).prod(-1)
-    areas = [(b[..., 2:] - b[..., :2] + 1).prod(-1) for b in (chosen, others)]
-    return common / (areas[0] + areas[1] - common)

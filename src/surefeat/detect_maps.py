@@ -89,10 +89,13 @@ def maps_fit(
 ) -> bool:
     """Whether all maps can be kept in the memory of the detector's device."""
     device = detector.scale.device
-    channels, stride = detector.trunk.taps[detector.tap], detector.trunk.stride
-    cells = sum(len(photos) * (scale // stride + 1) ** 2 for scale in scales)
+    # Layers before the last are finer than its stride.
+    side = 8 * detector.trunk.stride
+    with torch.no_grad():
+        channels, across = detector.maps(torch.zeros(1, 3, side, side, device=device)).shape[1:3]
+    cells = sum((math.ceil(scale / side * across) + 1) ** 2 for scale in scales)
     wide = 2 if amp and device.type != "cpu" else 4
-    need = cells * channels * wide * (2 if flips else 1)
+    need = len(photos) * cells * channels * wide * (1 + flips)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
     _LOG.info("maps of %d photos take %.1f of %.1f GiB", len(photos), need / 2**30, free / 2**30)
     return need <= _SHARE * free
@@ -145,15 +148,10 @@ def _all_maps(
             found = trunk_maps(detector, pixels.flip(-1) if flip else pixels, amp=amp)
             channels, height, width = found.shape[1:]
             if not len(maps):
-                most = [max(s) for s in zip(*_shapes(photos, detector, scale), strict=True)]
-                factor = height / size[0]  # layers before the last are finer than its stride
-                side = [math.ceil(pixels * factor) for pixels in most]
-                maps = found.new_zeros(1 + flips, len(photos), channels, *side)
+                sizes = [network_of(photo, detector, scale) for photo in photos]
+                most = [max(side) * height // size[0] for side in zip(*sizes, strict=True)]
+                maps = found.new_zeros(1 + flips, len(photos), channels, *most)
             maps[flip, torch.tensor(rows, device=device), :, :height, :width] = found
             shapes[rows] = torch.tensor([height, width])
         bar.update(len(rows))
     return Maps(maps, shapes.to(device))
-
-
-def _shapes(photos: Sequence[Photo], detector: Detector, scale: int) -> list[tuple[int, int]]:
-    return [network_of(photo, detector, scale) for photo in photos]

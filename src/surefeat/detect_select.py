@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,8 +24,8 @@ from surefeat.geometry import xywh_from_boxes
 
 Verdict = Literal["kept", "below the floor", "below the median"]
 VERDICTS = ("kept", "below the floor", "below the median")
-# Proposals that go through the hidden layers at once.
-_REGIONS = 8192
+# Photos that are scored together, and proposals that go through the hidden layers at once.
+_PHOTOS, _REGIONS = 512, 8192
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,6 @@ class Scored:
         return self.scores.sum(0)
 
 
-@torch.inference_mode()
 def score_photos(
     detector: Detector,
     photos: Sequence[Photo],
@@ -49,10 +48,20 @@ def score_photos(
     scales: Sequence[int],
     flips: bool = True,
     amp: bool = True,
-) -> list[Scored]:
-    """Every photo's scores, on the detector's device, in order."""
-    if not photos:
-        return []
+) -> Iterator[Scored]:
+    """Every photo's scores, on the detector's device, in order, a few hundred photos at a time."""
+    for start in range(0, len(photos), _PHOTOS):
+        part = photos[start : start + _PHOTOS]
+        totals = _mean_scores(detector, part, scales=scales, flips=flips, amp=amp)
+        for photo, found in zip(part, totals, strict=True):
+            yield Scored(photo, found[: len(photo.proposals.boxes)])
+
+
+@torch.inference_mode()
+def _mean_scores(
+    detector: Detector, photos: Sequence[Photo], *, scales: Sequence[int], flips: bool, amp: bool
+) -> Tensor:
+    """(N, R, K); what is padding has 0."""
     device = detector.scale.device
     boxes = stack_boxes(photos, device=device)
     totals = torch.zeros(*boxes.valid.shape, len(detector.categories), device=device)
@@ -62,12 +71,7 @@ def score_photos(
             for flip in (False, True)[: 1 + flips]:
                 maps = trunk_maps(detector, pixels.flip(-1) if flip else pixels, amp=amp)
                 _add(detector, maps, boxes, rows, totals, flip=flip, amp=amp)
-    totals /= len(scales) * (1 + flips)
-    counts = [len(photo.proposals.boxes) for photo in photos]
-    return [
-        Scored(photo, totals[row, :count])
-        for row, (photo, count) in enumerate(zip(photos, counts, strict=True))
-    ]
+    return totals / (len(scales) * (1 + flips))
 
 
 def _add(
@@ -115,26 +119,26 @@ class Selection:
         return tuple(each for each in self.candidates if each.verdict == "kept")
 
 
-def best_boxes(photo: Photo, scores: Tensor, categories: Sequence[str]) -> list[Candidate]:
-    """The best of a photo's proposals, by scores (R, K), for each of its labels."""
+def best_boxes(scored: Scored, categories: Sequence[str]) -> list[Candidate]:
+    """The best of a photo's proposals for each of its labels."""
+    photo, (top, rows) = scored.photo, scored.scores.cpu().max(0)
     found = []
     for column, category in enumerate(categories):
         if category in photo.image.labels:
-            best = int(scores[:, column].argmax())
-            x1, y1, x2, y2 = photo.proposals.boxes[best].tolist()
-            score = float(scores[best, column])
+            x1, y1, x2, y2 = photo.proposals.boxes[rows[column]].tolist()
+            score = float(top[column])
             found.append(Candidate(photo.image.name, category, (x1, y1, x2, y2), score))
     return found
 
 
-def select(candidates: Sequence[Candidate], config: SelectConfig, *, passes: int) -> Selection:
+def select(candidates: Sequence[Candidate], config: SelectConfig) -> Selection:
     """Drop what scores under the floor, then, per class, what scores under the median of the rest.
 
-    passes: scales times flips that the score is the mean of; a floor on the sum is so much lower.
+    A floor on the sum over scales and flips is lower by their number, for scores that are the mean.
     """
     judged = {
         on: _judge(candidates, floor, median=config.median)
-        for on, floor in (("mean", config.floor), ("sum", config.floor / passes))
+        for on, floor in (("mean", config.floor), ("sum", config.floor / config.passes))
     }
     counts = {
         on: {verdict: sum(each.verdict == verdict for each in found) for verdict in VERDICTS}

@@ -38,10 +38,13 @@ def contact_sheet(
     if not shown:
         raise ValueError("there is no box to draw; pass the images the selection was made from")
     rows = math.ceil(len(shown) / _COLUMNS)
-    figure = new_figure(
-        1.75 * rows + 0.2, f"{len(kept)} boxes kept (green) and {dropped} dropped (orange), "
-        "evenly drawn from each, best score first."
-    )  # fmt: skip
+    label = (
+        f"{len(kept)} boxes kept (green) and {dropped} dropped (orange), evenly drawn from each, "
+        "best score first."
+    )
+    figure = new_figure(1.75 * rows + 0.4, label)
+    # The file is looked at by itself, where nobody prints the label.
+    figure.suptitle(label, x=0.005, ha="left", fontsize=9)
     grid = figure.subplots(rows, _COLUMNS, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -76,6 +79,7 @@ def spread_over(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
 
 def _tile(axes: Axes, each: Candidate, image: ImageLike) -> None:
     show(axes, *picture(image))
+    axes.set_anchor("N")
     x1, y1, x2, y2 = each.box
     colour = _KEPT if each.verdict == "kept" else _DROPPED
     for width, tint in ((3.2, "white"), (1.8, colour)):

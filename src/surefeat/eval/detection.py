@@ -6,17 +6,19 @@ Convention: a box is right when its IoU (inclusive widths) with an object of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torchvision.ops import batched_nms
 
 from surefeat.data.labels import Labelled
 from surefeat.geometry import box_area, box_iou
 
 RIGHT = 0.5
 """Least IoU of a right box."""
+_NONE = torch.zeros(0, 4)
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,12 @@ class AveragePrecision:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """All detections of one class in one image."""
+    """All detections of one class in one image, on the CPU."""
 
     boxes: Tensor
-    """(N, 4) inclusive, original pixels."""
+    """(N, 4) float32, inclusive, original pixels."""
     scores: Tensor
-    """(N,)."""
+    """(N,) float32."""
 
 
 def corloc(
@@ -72,7 +74,7 @@ def average_precision(
         total += len(truth)
         if image.name in found:
             marks, counted = _judge(found[image.name], truth, difficult)
-            scores.append(found[image.name].scores.float().cpu()[counted])
+            scores.append(found[image.name].scores[counted])
             right.append(marks[counted])
     order = torch.cat(scores).argsort(descending=True, stable=True)
     return precision_recall(torch.cat(right)[order], total)
@@ -96,11 +98,28 @@ def precision_recall(right: Tensor, total: int) -> AveragePrecision:
 def objects_of(image: Labelled, category: str) -> tuple[Tensor, Tensor]:
     """Boxes (N, 4) of an image's objects of a class, and those (M, 4) of its difficult ones."""
     of_class = [each for each in image.objects if each.category == category]
-    plain, hard = (
-        torch.tensor([each.box for each in of_class if each.difficult == flag]).reshape(-1, 4)
-        for flag in (False, True)
-    )
-    return plain, hard
+    if not of_class:
+        return _NONE, _NONE
+    boxes = torch.tensor([each.box for each in of_class], dtype=torch.float32).reshape(-1, 4)
+    hard = torch.tensor([each.difficult for each in of_class], dtype=torch.bool)
+    return boxes[~hard], boxes[hard]
+
+
+def suppress(
+    boxes: Tensor, scores: Tensor, *, overlap: float = 0.4, least: float = 1e-4
+) -> list[Found]:
+    """Boxes (R, 4) and scores (R, K), on any device -> what is found of each class.
+
+    Greedy: a box with more IoU than `overlap` with a better one of its class goes [P], and so does
+    one that scores under `least`: 1e-3 on the sum of ten passes in the code of Bilen & Vedaldi.
+    """
+    rows, kind = (scores >= least).nonzero(as_tuple=True)
+    boxes, value = boxes.to(scores.device)[rows], scores[rows, kind]
+    # torchvision's boxes exclude their far edge, ours include it.
+    edges = boxes + torch.tensor([0.0, 0.0, 1.0, 1.0], device=boxes.device)
+    kept = batched_nms(edges, value, kind, overlap)
+    boxes, value, kind = (each[kept].cpu() for each in (boxes, value, kind))
+    return [Found(boxes[kind == k], value[kind == k]) for k in range(scores.shape[1])]
 
 
 def centre_box(size: tuple[int, int], *, share: float = 0.5) -> Tensor:
@@ -118,11 +137,11 @@ def largest_proposal(boxes: Tensor, size: tuple[int, int], *, most: float = 0.9)
     return boxes[(areas.masked_fill(whole, -1) if not bool(whole.all()) else areas).argmax()]
 
 
-def control(
-    images: Sequence[Labelled], box_of: Callable[[Labelled], Tensor]
-) -> dict[tuple[str, str], Tensor]:
-    """The same box for every label of an image, for `corloc`."""
-    return {(image.name, label): box_of(image) for image in images for label in image.labels}
+def controls(boxes: Tensor, size: tuple[int, int]) -> dict[str, Tensor]:
+    """By name, for an image with these proposals (N, 4): boxes that know nothing of its labels."""
+    shares = (0.25, 0.5, 0.75, 1.0)
+    centres = {f"centre box, {each:g} of the area": centre_box(size, share=each) for each in shares}
+    return centres | {"largest proposal": largest_proposal(boxes, size)}
 
 
 def _overlap(box: Tensor, truth: Tensor) -> float:
@@ -136,12 +155,11 @@ def _judge(found: Found, truth: Tensor, difficult: Tensor) -> tuple[Tensor, Tens
     both = torch.cat([truth, difficult])
     if not len(both):
         return right, counted
-    best, which = box_iou(found.boxes.float().cpu(), both).max(1)
+    best, which = box_iou(found.boxes, both).max(1)
     taken: set[int] = set()
-    for row in found.scores.cpu().argsort(descending=True, stable=True).tolist():
+    order = found.scores.argsort(descending=True, stable=True)
+    for row in order[best[order] >= RIGHT].tolist():
         place = int(which[row])
-        if float(best[row]) < RIGHT:
-            continue
         if place >= len(truth):
             counted[row] = False
         elif place not in taken:
