@@ -5,7 +5,7 @@
 Keypoints by the paper's route (region matches -> dense flow -> SD filter) on val pairs that share
 no image with test. Every change is paired with the setting that was measured, pair by pair, and
 both the values and the differences get a bootstrap standard error over pairs. Those of the stored
-results of the test list are added. The two files hold proposals of seeds 0 and 1.
+results of the test list are added.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from surefeat.eval.protocol import Protocol
 from surefeat.eval.results import read_result
 from surefeat.eval.run import some_pairs
 from surefeat.eval.store import FeatureStore, memory_for_features
+from surefeat.eval.tables import PUBLISHED, PUBLISHED_AS
 from surefeat.features import Features, bin_regions
 from surefeat.flow import flow_from_regions, transfer_points
 from surefeat.image import resize
@@ -42,7 +43,8 @@ from surefeat.runs import environment, write_json
 from surefeat.static_dynamic import sd_filter
 
 SIDE, ALPHA = 224, 0.1
-PUBLISHED = {"vgg16": 62.3, "resnet50-hc": 64.0}
+ROWS = {"vgg16": 57, "resnet50-hc": 29}
+"""The rows that differ, and how many val pairs; the hypercolumn's 3584 channels take long."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ class Maps:
     dilated: bool = False
     """res5 of the hypercolumn at stride 16 instead of 32."""
     pooling: Literal["max", "mean"] = "max"
-    edges: Literal["nearest", "outer"] = "nearest"
-    """Where boxes end: at the nearest cell edges, or with the cells that hold their corners, as
-    Fast R-CNN's pooling rounds."""
+    edges: Literal["nearest", "fast-rcnn"] = "nearest"
+    """Where boxes end: at the nearest cell edges, or as in Fast R-CNN's ROI pooling: a corner over
+    the stride, rounded, is the first or last cell, both included, so boxes gain a cell."""
     seen: int = SIDE
     """Side of the picture the network sees, pixels."""
     seed: int = 0
@@ -83,15 +85,16 @@ CHANGES = {
     "inner products not normalised": Change(normalised=False),
     "no SD filter": Change(smooth=False),
     "14 cells": Change(Maps(cells=14)),
-    "14 cells, boxes rounded outwards": Change(Maps(cells=14, edges="outer")),
+    "14 cells, rounded as Fast R-CNN": Change(Maps(cells=14, edges="fast-rcnn")),
+    "rounded as Fast R-CNN": Change(Maps(edges="fast-rcnn")),
     "raw activations": Change(Maps(unit=False)),
     "mean pooling": Change(Maps(pooling="mean")),
     "res5 dilated": Change(Maps(dilated=True)),
     "seen at 320 px, 40 cells": Change(Maps(seen=320, cells=40)),
     "other proposals (seed 1)": Change(Maps(seed=1)),
 }
-ONLY = {"res5 dilated": "resnet50-hc"}
-"""Changes that mean nothing for the other row."""
+ONLY = {"res5 dilated": "resnet50-hc", "seen at 320 px, 40 cells": "vgg16"}
+"""Changes that mean nothing for the other row, or take too long for it."""
 
 
 def network_row(name: str, maps: Maps, init: Sequence[str], device: torch.device) -> Row:
@@ -112,7 +115,7 @@ def network_row(name: str, maps: Maps, init: Sequence[str], device: torch.device
 
 def pool(features: Features, boxes: Tensor, maps: Maps) -> Pooled:
     """Boxes (N, 4) of the square, pooled as `maps` says."""
-    if maps.edges == "outer":
+    if maps.edges == "fast-rcnn":
         cell = SIDE / maps.cells
         first = (boxes[:, :2] / cell).round() * cell
         last = ((boxes[:, 2:] / cell).round() + 1) * cell - 1
@@ -124,7 +127,7 @@ def pool(features: Features, boxes: Tensor, maps: Maps) -> Pooled:
     vectors = planes.new_empty(len(bins), planes.shape[1])
     extent = bins[:, 1::2] - bins[:, ::2]
     # All bins of one size are read from one map of windows: far fewer reads than bin by bin.
-    for each in extent.unique(dim=0):
+    for each in torch.unique(extent, dim=0):
         chosen = (extent == each).all(1)
         pooled = window(planes, tuple(each.tolist()), stride=1)[0].permute(1, 2, 0)
         vectors[chosen] = pooled[bins[chosen, 0], bins[chosen, 2]]
@@ -229,13 +232,13 @@ def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 def stored(folder: Path) -> dict[str, Any]:
     """Test values of the two rows with standard errors, from the values kept per pair."""
     found = {}
-    for name, published in PUBLISHED.items():
+    for name in ROWS:
         pairs = read_result(folder / f"pf-pascal-test-{name}.json")["pairs"]
         routes = {
             route: [v for v in pairs[f"{route} pck@0.1 scnet"] if v is not None]
             for route in ("flow", "small-first")
         }
-        found[name] = {"published": published} | {
+        found[name] = {"published": PUBLISHED[PUBLISHED_AS[name]]} | {
             route: with_errors(values, routes["flow"]) for route, values in routes.items()
         }
     return found
@@ -244,25 +247,29 @@ def stored(folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path)
-    parser.add_argument("--proposals", type=Path, required=True)
-    parser.add_argument("--other-proposals", type=Path, required=True)
+    parser.add_argument("--proposals", type=Path, required=True, help="those of seed 0")
+    parser.add_argument("--other-proposals", type=Path, required=True, help="those of seed 1")
     parser.add_argument("--init", nargs="+", default=["imagenet"])
-    parser.add_argument("--pairs", type=int, nargs=2, default=(57, 29), help="of VGG16 and HC")
+    parser.add_argument("--rows", nargs="+", choices=tuple(ROWS), default=tuple(ROWS))
+    parser.add_argument("--pairs", type=int, help="val pairs of each row; 57 of VGG16, 29 of HC")
     parser.add_argument("--results", type=Path, default=Path("results/pf-pascal"))
     parser.add_argument("--out", type=Path, default=Path("results/untrained_differences.json"))
     options = parser.parse_args()
     whole = load_benchmark("pf-pascal", options.data, split="val")
-    rows, digests = {}, {}
-    for name, count in zip(PUBLISHED, options.pairs, strict=True):
-        rows[name] = measure_row(name, some_pairs(whole, count), options)
-        digests[name] = rows[name].pop("weights_sha256")
-    write_json(options.out, {
-        "row": "untrained rows under one change at a time", "benchmark": "pf-pascal",
-        "split": f"val, {options.pairs[0]} and {options.pairs[1]} pairs; test as stored",
-        "metrics": {"val": rows, "test": stored(options.results)},
-        "config": {name: asdict(change) for name, change in CHANGES.items()},
-        "weights_sha256": digests, **environment(),
-    })  # fmt: skip
+    for name in options.rows:
+        part = some_pairs(whole, options.pairs or ROWS[name])
+        measured = measure_row(name, part, options)
+        # The other row stays as it was measured before.
+        old = read_result(options.out) if options.out.is_file() else {}
+        digests = dict(old.get("weights_sha256", {})) | {name: measured.pop("weights_sha256")}
+        val = dict(old.get("metrics", {}).get("val", {})) | {name: measured}
+        write_json(options.out, {
+            "row": "untrained rows under one change at a time", "benchmark": "pf-pascal",
+            "split": "val, pairs spread evenly over 171; test as stored",
+            "metrics": {"val": val, "test": stored(options.results)},
+            "config": {title: asdict(change) for title, change in CHANGES.items()},
+            "weights_sha256": digests, **environment(),
+        })  # fmt: skip
 
 
 if __name__ == "__main__":

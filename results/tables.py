@@ -109,7 +109,10 @@ def _cells(found: list[dict[str, Any]], rule: str) -> list[str]:
     keys = [(f"{way} pck@0.1 {rule}", 1) for way in WAYS] + [("pcr area", 3), ("miou area", 3)]
     cells = []
     for key, digits in keys:
-        values = [each[key] for each in found]
+        values = [each[key] for each in found if key in each]
+        if not values:
+            cells.append("")
+            continue
         cell = f"{statistics.mean(values):.{digits}f}"
         several = len(values) > 1
         cells.append(cell + (f" ± {statistics.stdev(values):.{digits}f}" if several else ""))

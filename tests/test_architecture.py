@@ -43,8 +43,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "exporting_keypoints",
     ),
     (
-        "demo_pictures", "demo_keypoints", "demo", "cli_fewshot", "cli_evaluate", "cli_data",
-        "cli_export", "cli_keypoints", "cli_boxes", "cli",
+        "demo_pictures", "demo_parts", "demo_keypoints", "demo", "cli_fewshot", "cli_evaluate",
+        "cli_data", "cli_export", "cli_keypoints", "cli_boxes", "cli",
     ),
     ("__main__",),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from torch import Tensor
 from surefeat.backbone import ResNet50, Vgg16
 from surefeat.baselines.known import KNOWN, build_row
 from surefeat.baselines.networks import hypercolumn, hypercolumn_row, model_row, tap_row
+from surefeat.baselines.rows import as_features
 from surefeat.config import ModelConfig, preset, to_dict
 from surefeat.data.synthetic import draw_many
 from surefeat.model import DenseFeatures
@@ -113,6 +114,35 @@ def test_the_hypercolumn_is_of_the_plain_network(
     # res4c is the same in both networks; at the finer size its four copies average to it, roughly.
     shrunk = F.normalize(F.avg_pool2d(middle, 2), dim=0)
     assert float((shrunk * lower).sum(0).mean()) > 0.97
+
+
+def test_raw_maps_keep_the_lengths_the_network_gave() -> None:
+    """Known lengths: 5 at the left place, 13 at the right."""
+    maps = torch.tensor([[3.0, 5.0], [4.0, 12.0]]).reshape(1, 2, 1, 2)
+    raw, unit = (as_features(maps, side=2, unit=keep)[0] for keep in (False, True))
+    assert torch.equal(raw.descriptors, maps[0])
+    assert raw.descriptors.norm(dim=0).flatten().tolist() == [5.0, 13.0]
+    torch.testing.assert_close(unit.descriptors, maps[0] / torch.tensor([5.0, 13.0]))
+    # A lower layer of its own is always of unit length.
+    both = as_features(maps, side=2, lower=10 * maps, unit=False)[0]
+    assert_unit(both.lower)
+
+
+def test_raw_rows_are_the_unit_rows_before_scaling(
+    images: Tensor, weights: tuple[Path, Path]
+) -> None:
+    raw = tap_row("raw", "res4c", init=weights, device=CPU, unit=False)
+    unit = tap_row("unit", "res4c", init=weights, device=CPU)
+    assert (raw.unit, unit.unit) == (False, True)
+    given, expected = raw.extract(images)[0].descriptors, unit.extract(images)[0].descriptors
+    torch.testing.assert_close(F.normalize(given, dim=0), expected)
+    lengths = given.norm(dim=0)
+    assert float(lengths.max() / lengths.min()) > 1.05
+
+
+def test_a_raw_hypercolumn_is_its_layers_side_by_side() -> None:
+    fine, coarse = 3 * torch.rand(1, 3, 4, 4), 50 * torch.rand(1, 5, 4, 4)
+    assert torch.equal(hypercolumn([fine, coarse], unit=False), torch.cat([fine, coarse], dim=1))
 
 
 def test_weights_are_found_by_what_they_hold(weights: tuple[Path, Path], images: Tensor) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 import surefeat
-from surefeat.cli import main
-from surefeat.config import ModelConfig
+from fewshot_tiny import COLOURS, colours, write_photos
+from keypoint_tiny import QUICK, small_model, write_labelled
+from surefeat import keypoint_views
 from surefeat.crops import into_box, out_of_box
 from surefeat.data.keypoints import KeypointSet, read_coco
 from surefeat.data.synthetic import write_folder
@@ -25,21 +25,15 @@ from surefeat.keypoint_views import described_views
 from surefeat.keypoints import KeypointDetector
 from surefeat.model import DenseFeatures
 
-QUICK = KeypointConfig(size=64, hidden=16, steps=4, epochs=0, views=2, batch=4)
-
 
 @pytest.fixture(scope="module")
 def small() -> DenseFeatures:
-    torch.manual_seed(5)
-    return DenseFeatures(ModelConfig(trunk="small", lower="conv4", channels=16)).eval()
+    return small_model()
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """16 photos of 8 categories, labelled."""
-    folder = tmp_path_factory.mktemp("photos")
-    write_folder(folder, count=16, size=96, seed=0)
-    return folder / "keypoints.json"
+    return write_labelled(tmp_path_factory.mktemp("photos"))
 
 
 def are_right(points: list[Tensor], truth: KeypointSet) -> Tensor:
@@ -120,8 +114,7 @@ def test_another_feature_model_or_a_damaged_folder_is_refused(
 ) -> None:
     folder = tmp_path / "parts"
     KeypointDetector.fit(small, photos, config=QUICK).save(folder)
-    torch.manual_seed(6)
-    other = DenseFeatures(small.config).eval()
+    other = small_model(seed=6)
     with pytest.raises(
         ValueError, match=r"fitted on another feature model .*small conv4.*pass the"
     ):
@@ -188,6 +181,31 @@ def test_keypoints_without_a_place_are_background_or_ignored(
         assert seen.sum() == hidden.sum()
 
 
+@pytest.mark.parametrize("mirror", [False, True])
+def test_views_hold_what_their_targets_say(
+    small: DenseFeatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: bool
+) -> None:
+    """A keypoint's cell has the keypoint's colour, and a left wheel is left, mirrored or not."""
+    found = write_photos(tmp_path, count=12, seed=2)
+    cells = partial(colours, cells=48 // small.stride)
+    monkeypatch.setattr(keypoint_views, "describe", lambda _: cells)
+    views = described(small, found, size=48, views=6, mirror=mirror)
+    columns, shown = views.targets.amax(-2).argmax(-1), views.targets.amax((-2, -1)) > 0
+    for part, rgb in enumerate([[255, 0, 0], [255, 0, 0], [0, 255, 0]]):
+        colour = (torch.unique(COLOURS, dim=0) == torch.tensor(rgb)).all(1).nonzero().item()
+        rows = shown[:, part].nonzero()[:, 0]
+        assert len(rows) > 20
+        for row in rows:
+            # Elsewhere it is 0.001.
+            assert views.features[row, colour][views.targets[row, part] > 0].max() > 0.01
+    left, right = (columns[shown[:, part], part].float().mean() for part in (0, 1))
+    assert left < right - 1
+    plain = described(small, found, size=48, views=6, mirror=False)
+    turned = (plain.features != views.features).flatten(1).any(1)
+    assert turned[::6].sum() == 0  # the first view of each object is its own box
+    assert (turned.float().mean() > 0.2) == mirror
+
+
 def test_many_objects_get_fewer_views_each(small: DenseFeatures, photos: Path) -> None:
     labelled = read_coco(photos)
     assert len(described(small, labelled, views=3).own) == 48
@@ -222,96 +240,3 @@ def test_labels_that_say_nothing_and_impossible_sizes_are_refused(
         KeypointDetector.fit(small, replace(labelled, objects=tuple(blank)), config=QUICK)
     with pytest.raises(ValueError, match="size is 70; use a multiple of the model's stride"):
         KeypointDetector.fit(small, labelled, config=replace(QUICK, size=70))
-
-
-# The command line.
-
-
-@pytest.fixture
-def model_folder(small: DenseFeatures, tmp_path: Path) -> str:
-    small.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
-
-
-FLAGS = ["--size", "64", "--hidden", "16", "--steps", "4", "--epochs", "0", "--device", "cpu"]
-
-
-def test_fit_and_predict_from_the_command_line(
-    model_folder: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parts, out = str(tmp_path / "parts"), tmp_path / "found"
-    start = ["keypoints", "fit", str(photos), "--model", model_folder, "--out", parts, "--json"]
-    main([*start, "--categories", "bird", *FLAGS])
-    said = json.loads(capsys.readouterr().out)
-    assert said["objects"] == 2
-    assert list(said["keypoints"]) == ["bird"]
-    small_photo = tmp_path / "bird.png"
-    Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(small_photo)
-    ask = ["keypoints", "predict", "--detector", parts, "--model", model_folder, "--out", str(out)]
-    main([*ask, str(small_photo), str(photos.parent), "--json", "--device", "cpu"])
-    record = json.loads(capsys.readouterr().out)
-    assert record == json.loads((out / "keypoints.json").read_text())
-    assert len(record["images"]) == len(record["annotations"]) == 17
-    assert record["images"][0] | {"id": 0} == {
-        "id": 0, "file_name": str(small_photo), "width": 60, "height": 40,
-    }  # fmt: skip
-    assert len(list(out.glob("*.png"))) == 17
-    assert len(record["annotations"][0]["keypoint_scores"]) == len(said["keypoints"]["bird"])
-    # What was written is read back; a labelled json is also compared with.
-    assert len(read_coco(out / "keypoints.json", images="/").objects) == 17
-    main([*ask, str(photos), "--category", "bird", "--device", "cpu", "--no-pictures"])
-    assert "2 objects in 2 photos" in (line := capsys.readouterr().out)
-    assert "labelled keypoints right (PCK@0.1 of the box)" in line
-
-
-def test_a_fit_that_is_stopped_or_refused_leaves_nothing(
-    model_folder: str,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out = tmp_path / "new" / "parts"
-    command = ["keypoints", "fit", str(photos), "--model", model_folder, "--out", str(out), *FLAGS]
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    for name in ("surefeat.keypoints.fit", "surefeat.keypoint_files.write_json"):
-        with monkeypatch.context() as patch:
-            patch.setattr(name, interrupted)
-            with pytest.raises(SystemExit) as stopped:
-                main(command)
-        assert stopped.value.code == 130
-        assert not [path for path in tmp_path.rglob("*") if "parts" in path.name]
-    out.mkdir(parents=True)
-    (out / "mine.txt").write_text("keep")
-    with pytest.raises(SystemExit) as refused:
-        main(command)
-    assert refused.value.code == 2
-    assert "exists already; remove it or pass another" in capsys.readouterr().err
-    assert [path.name for path in out.iterdir()] == ["mine.txt"]
-
-
-def test_an_exported_detector_finds_the_same(
-    small: DenseFeatures, photos: Path, tmp_path: Path
-) -> None:
-    pytest.importorskip("onnxscript", reason="needs the export extra")
-    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
-    from surefeat.exporting_keypoints import export_detector
-
-    detector = KeypointDetector.fit(small, read_coco(photos).only(["bird"]), config=QUICK)
-    done = export_detector(detector, tmp_path / "parts.onnx")
-    assert done.difference is not None
-    assert done.difference < 1e-4
-    session = onnxruntime.InferenceSession(done.path)
-    about = session.get_modelmeta().custom_metadata_map
-    assert about["size"] == "64"
-    assert json.loads(about["categories"])[0]["name"] == "bird"
-    image = torch.randint(0, 256, (3, 64, 64), generator=torch.Generator().manual_seed(0)).byte()
-    points, scores, _ = session.run(None, {"crops": image[None].float().div(255).numpy()})
-    (found,) = detector.predict(image)
-    np.testing.assert_allclose(points[0], found.points.numpy(), atol=1e-2)
-    np.testing.assert_allclose(scores[0], found.scores.numpy(), atol=1e-4)  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="a detector is written as ONNX"):
-        export_detector(detector, tmp_path / "parts.pt2")

@@ -72,6 +72,40 @@ def test_scores_are_those_of_whole_region_descriptors(options: dict[str, bool]) 
     assert torch.equal(found.source, torch.arange(40))
 
 
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("weights", [(1.0, 3.0), (2.0, 0.5), (1.0, 0.0), (0.0, 1.0)])
+def test_weights_say_what_descriptors_and_lower_layer_count(
+    weights: tuple[float, float], normalised: bool
+) -> None:
+    """Box by box: the weighted mean of two cosines, or the weighted sum of two inner products."""
+    pair, given = (make(0), make(1)), (boxes(12, 2), boxes(15, 3))
+    pooled = [
+        [f.pool(b, confidence=True).flatten(1).double(), f.pool(b, layer="lower").flatten(1)]
+        for f, b in zip(pair, given, strict=True)
+    ]
+    expected = np.zeros((12, 15))
+    for i in range(12):
+        for j in range(15):
+            for weight, first, second in zip(weights, *pooled, strict=True):
+                a, b = first[i].double().numpy(), second[j].double().numpy()
+                scale = np.linalg.norm(a) * np.linalg.norm(b) * sum(weights) if normalised else 1.0
+                expected[i, j] += weight * float(a @ b) / scale
+    found = match_regions(
+        *pair, *given, normalised=normalised, descriptor_weight=weights[0], lower_weight=weights[1]
+    )
+    best = np.maximum(expected, 0).max(1)
+    assert np.allclose(found.score.numpy(), best, rtol=1e-4, atol=1e-6)
+    assert np.allclose(expected[np.arange(12), found.index.numpy()], best, rtol=1e-4, atol=1e-6)
+
+
+def test_equal_weights_are_the_paper_s_descriptor_whatever_their_size() -> None:
+    pair, given = (make(0), make(1)), (boxes(40, 2), boxes(50, 3))
+    plain = match_regions(*pair, *given)
+    scaled = match_regions(*pair, *given, descriptor_weight=7.0, lower_weight=7.0)
+    assert torch.equal(plain.index, scaled.index)
+    torch.testing.assert_close(plain.score, scaled.score)
+
+
 def test_small_chunks_and_large_tables_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, given = (make(0), make(1)), (boxes(40, 2), boxes(50, 3))
     whole = match_regions(*pair, *given, mutual=True)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import surefeat
 import surefeat.eval.evaluate as evaluation
 import surefeat.eval.proposal_file as proposal_file
 from bench import SIZE, write_model, write_pairs
@@ -26,8 +27,11 @@ from surefeat.eval.proposal_file import ProposalSettings, proposals_of
 from surefeat.eval.protocol import LocationBonus, Protocol
 from surefeat.eval.results import read_result
 from surefeat.eval.run import evaluate_rows, some_pairs
-from surefeat.eval.store import BATCH, FeatureStore
+from surefeat.eval.store import BATCH, FeatureStore, seen_at
+from surefeat.features import Features
 from surefeat.geometry import Frame, box_iou
+from surefeat.image import resize
+from surefeat.model import DenseFeatures
 from surefeat.nearest import find, prepare
 from surefeat.regions import dense_products, match_regions, pool_layer, region_scores
 
@@ -250,6 +254,42 @@ def test_finer_maps_are_read_alike_between_their_cells(material: Material, model
     assert torch.equal(finer(fine, cells=24).lower, F.normalize(fine.lower, dim=0))
 
 
+def test_raw_maps_are_grown_without_changing_their_lengths() -> None:
+    maps = 9 * torch.rand(1, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+    raw = as_features(maps, side=SIZE, unit=False)[0]
+    fine = finer(raw, cells=12, unit=False).descriptors
+    # At two cells for one, the mean of neighbouring fine cells is what lies between their centres.
+    middle = (fine[:, 1:-1:2] + fine[:, 2::2]) / 2
+    middle = (middle[..., 1:-1:2] + middle[..., 2::2]) / 2
+    between = F.avg_pool2d(maps[0], 2, stride=1)
+    torch.testing.assert_close(middle, between)
+    unit = finer(raw, cells=12).descriptors
+    torch.testing.assert_close(unit, F.normalize(fine, dim=0))
+
+
+def test_a_raw_row_s_regions_are_matched_by_raw_maps(material: Material, model: Path) -> None:
+    """Lengths that differ between places change which regions match; Row.unit says so."""
+    case = next(c for c in material.cases if c.truth is not None and len(c.truth.active) > 3)
+    assert case.truth is not None
+
+    def extract(images: Tensor) -> list[Features]:
+        return as_features(F.avg_pool2d(images.float(), 8), side=SIZE, unit=False)
+
+    found = {}
+    for unit in (False, True):
+        row = Row("x", extract, unit=unit)
+        store = FeatureStore(row, material.pictures, PROTOCOL, device=CPU, limit=1 << 30)
+        (record,) = measure([case], row, store, material.pictures, PROTOCOL)
+        fine = [finer(store[key], cells=28, unit=unit) for key in case.keys]
+        match = match_regions(*fine, case.boxes0, case.boxes1, confidence=False, lower=False)
+        active = case.truth.active
+        order = match.score[active].argsort(descending=True, stable=True)
+        iou = box_iou(case.boxes1[match.index[active]], case.truth.boxes).diagonal()[order]
+        assert record["iou_by_rank"] == pytest.approx(iou.tolist(), abs=1e-5)
+        found[unit] = record["iou_by_rank"]
+    assert found[False] != found[True]
+
+
 def test_boxes_stay_upright_in_the_square() -> None:
     frame = Frame(original=(300, 300), network=(100, 100))
     boxes = torch.tensor([[30.0, 30, 30, 30], [0, 0, 299, 299], [299, 20, 299, 40]])
@@ -322,6 +362,74 @@ def test_products_per_bin_in_half_precision_give_the_same_scores(
     torch.testing.assert_close(dense, exact, rtol=1e-3, atol=1e-3 * float(exact.max()))
 
 
+def test_inputs_are_the_sizes_the_network_sees(
+    run: Callable[..., dict[str, Any]], listed: Path, model: Path, tmp_path: Path
+) -> None:
+    result = run(tmp_path, inputs=(64, SIZE), measures=("nearest",), shifted=())
+    assert result["row"] == f"mine@64+{SIZE}"
+    assert result["config"]["protocol"]["inputs"] == [64, SIZE]
+    assert (tmp_path / f"pairs-test-mine@64+{SIZE}.json").is_file()
+
+
+def test_pictures_are_read_at_the_largest_input_and_answer_in_the_square(
+    listed: Path, model: Path, tmp_path: Path
+) -> None:
+    """Points stay in the square of `side`, whatever the networks see; scores are means."""
+    protocol = Protocol(side=64, inputs=(64, SIZE), measures=("nearest",), shifted_measures=())
+    benchmark = load_benchmark("pairs", listed)
+    shown = prepare_material(benchmark, protocol, proposals=tmp_path / "p", quiet=True)
+    assert {tuple(picture.shape) for picture in shown.pictures.values()} == {(3, SIZE, SIZE)}
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    picture = next(iter(shown.pictures.values()))[None]
+    (joined,) = seen_at(row, picture, protocol)
+    (large,) = row.extract(picture)
+    (small,) = row.extract(resize(picture, size=(64, 64)))
+    assert joined.frame == Frame((64, 64), (SIZE, SIZE))
+    assert joined.descriptors.shape == (32, 12, 12)
+    cell = joined.descriptors[:, 5, 7]
+    torch.testing.assert_close(2**0.5 * cell[16:], large.descriptors[:, 5, 7])
+    # The cell's centre, at 5.5/12 and 7.5/12 of the picture, in the smaller map of 8 x 8 cells.
+    centre = torch.tensor([[7.5 / 12 * 64 - 0.5, 5.5 / 12 * 64 - 0.5]])
+    torch.testing.assert_close(2**0.5 * cell[:16], small.at(centre)[0], atol=1e-5, rtol=1e-4)
+
+
+def test_evaluate_gives_what_the_files_hold(
+    listed: Path, model: Path, boxes: Path, tmp_path: Path
+) -> None:
+    """A model in memory and its folder measure the same; the table has a line per row."""
+    options: dict[str, Any] = {
+        "data": listed, "proposals": boxes, "boxes": 60, "side": SIZE, "quiet": True,
+        "measures": ("nearest", "regions"), "shifted": (),
+    }  # fmt: skip
+    given = DenseFeatures.from_pretrained(model, device="cpu").train()
+    found = surefeat.evaluate(
+        given, "pairs", rows=[f"again={model}"], out=tmp_path / "a", **options
+    )
+    assert given.training
+    assert [path.name for path in found.paths] == ["pairs-test-ours.json", "pairs-test-again.json"]
+    assert found.metrics == json.loads(found.paths[0].read_text())["metrics"]
+    assert found.metrics == found.results[1]["metrics"]
+    head, _, ours, again, identity = found.table().splitlines()
+    shown = f"| {found.metrics['nearest pck@0.1 img']:.1f} |"
+    assert head.startswith("| row |")
+    assert "| nearest |" in head
+    assert ours.startswith("| ours |")
+    assert again.startswith("| again |")
+    assert shown in ours
+    assert shown in again
+    assert identity.startswith("| identity (control) |")
+    folder = surefeat.evaluate(model, "pairs", out=tmp_path / "b", device="cpu", **options)
+    assert folder.metrics == found.metrics
+    assert folder.results[0]["weights_sha256"] == found.results[0]["weights_sha256"]
+
+
+def test_evaluate_refuses_what_it_does_not_know(listed: Path, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown benchmark 'pf-paris'"):
+        surefeat.evaluate(model, "pf-paris", data=listed, out=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="colour"):
+        surefeat.evaluate(model, "pairs", data=listed, out=tmp_path, colour="red")
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -336,7 +444,9 @@ def test_a_wrong_request_is_refused(
 ) -> None:
     settings: dict[str, Any] = {"benchmark": "pairs", "rows": [f"m={model}"], **call}
     with pytest.raises(ValueError, match=message):
-        evaluate_rows(settings.pop("benchmark"), listed, init=(), device="cpu", out=tmp_path, **settings)
+        evaluate_rows(
+            settings.pop("benchmark"), listed, init=(), device="cpu", out=tmp_path, **settings
+        )
 
 
 @pytest.mark.parametrize(
@@ -355,7 +465,9 @@ def test_a_malformed_list_is_never_a_smaller_benchmark(
     changed = ("\n" + body).replace(old, new) if old != "." else "\n" + body.replace(".", "9999.")
     path.write_text(head + changed)
     with pytest.raises(ValueError, match=message):
-        evaluate_rows("pairs", path, rows=[f"m={model}"], init=(), device="cpu", out=tmp_path / "out")
+        evaluate_rows(
+            "pairs", path, rows=[f"m={model}"], init=(), device="cpu", out=tmp_path / "out"
+        )
 
 
 def test_a_part_of_a_benchmark_is_called_so(listed: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from surefeat.config import ModelConfig
 from surefeat.features import Features
 from surefeat.geometry import Frame
+from surefeat.model import DenseFeatures
 from surefeat.nearest import find, prepare
-from surefeat.scales import join_scales
+from surefeat.reliability import SIGNS, Reliability
+from surefeat.scales import extract_scales, join_scales
 
 
 def seen(rows: int, columns: int, seed: int, *, finer: int = 1) -> Features:
@@ -21,9 +26,7 @@ def seen(rows: int, columns: int, seed: int, *, finer: int = 1) -> Features:
     return Features(
         descriptors=F.normalize(torch.randn(5, *shape, generator=generator), dim=0),
         uncertainty=torch.rand(*shape, generator=generator) + 0.1,
-        lower=F.normalize(
-            torch.rand(7, rows * finer, columns * finer, generator=generator), dim=0
-        ),
+        lower=F.normalize(torch.rand(7, rows * finer, columns * finer, generator=generator), dim=0),
         frame=Frame((60, 90), (8 * rows, 8 * columns)),
         stride=8,
     )
@@ -85,6 +88,30 @@ def test_joined_features_answer_in_the_frame_of_the_largest() -> None:
     side = prepare(joined, descriptor_weight=1.0, lower_weight=0.0)
     found = find(side, side, points, None, refine=False).points
     assert float((found - points).abs().max()) < 5  # a cell is 10 px
+
+
+def test_a_model_sees_its_images_at_every_size() -> None:
+    torch.manual_seed(0)
+    model = DenseFeatures(ModelConfig(trunk="small", channels=8)).eval()
+    image = torch.randint(0, 255, (3, 48, 64), dtype=torch.uint8)
+    (joined,) = extract_scales(model, [image], (64, 96))
+    small, large = (model.extract(image, longest_side=side)[0] for side in (64, 96))
+    assert joined.frame == large.frame == Frame((48, 64), (72, 96))
+    # Both sizes count the same, and the larger one's cells are its own.
+    torch.testing.assert_close(2**0.5 * joined.descriptors[8:], large.descriptors)
+    points = torch.tensor([[33.0, 20.0]])
+    cell = large.cells(points)[0].round().long()
+    centre = (cell + 0.5) * 8 * 64 / 96 - 0.5
+    mine = 2**0.5 * joined.descriptors[:8, cell[1], cell[0]]
+    torch.testing.assert_close(mine, small.at(centre[None])[0], atol=1e-5, rtol=1e-4)
+
+
+def test_what_holds_for_one_size_is_not_said_of_several() -> None:
+    numbers = tuple(1.0 for _ in SIGNS)
+    known = Reliability(numbers, 0.0, numbers, numbers, False, 0.1, "some pairs", 9)
+    parts = [replace(seen(*grid, seed=0), reliability=known) for grid in ((4, 6), (6, 9))]
+    assert join_scales(parts[:1]).reliability is known
+    assert join_scales(parts).reliability is None
 
 
 def test_one_size_is_left_as_it_is() -> None:

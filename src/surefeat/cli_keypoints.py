@@ -70,6 +70,8 @@ class KeypointsPredict:
     """Folder that `surefeat keypoints fit` wrote."""
     out: Path = Path("keypoints")
     """Folder for keypoints.json and the pictures."""
+    folder: Path | None = None
+    """Where the images of a json are: a folder or tar shards; by default beside it."""
     category: str | None = None
     """Of the objects, when the detector knows several; of a json, only these are looked at."""
     threshold: float = 0.0
@@ -92,7 +94,7 @@ class KeypointsPredict:
         detector = KeypointDetector.load(self.detector, model)
         labelled = None
         if len(self.images) == 1 and self.images[0].suffix.lower() == ".json":
-            labelled = read_coco(self.images[0])
+            labelled = read_coco(self.images[0], images=self.folder)
             labelled = labelled.only([self.category]) if self.category else labelled
             found = detector.label(labelled, threshold=self.threshold)
         else:

@@ -1,4 +1,4 @@
-"""Every knob of a keypoint detector; the tags [P], [C], [M] are those of config.py."""
+"""Every knob of a keypoint detector; the tags [P] and [C] are those of config.py."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ class KeypointConfig:
     size: int = 224
     """Side of an object's crop, pixels [C]."""
     hidden: int = 128
-    """Channels between the head's two layers; the paper has 512, which from ten labels finds no
-    more, takes four times as long and wants a learning rate of 3e-4 [M]."""
+    """Channels between the head's two layers; the paper has 512, four times the work [C]."""
     spread: float = 0.5
     """Standard deviation of a target's Gaussian, cells [P]."""
     floor: float = 0.2
@@ -35,7 +34,7 @@ class KeypointConfig:
     batch: int = 8
     """Views per step [C]."""
     steps: int = 100
-    """At least so many steps; the paper has 500 per epoch [M]."""
+    """At least so many steps; the paper has 500 per epoch [C]."""
     epochs: int = 3
     """At least so many passes over all views [P]."""
     learning_rate: float = 1e-3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from surefeat.eval.fewshot_tables import CONTROL, sizes_of
+from surefeat.eval.fewshot_tables import CONTROL, PUBLISHED, TITLES, sizes_of
 from surefeat.viz_style import GREY, PALETTE, STYLE, new_figure
 
 try:
@@ -26,22 +26,31 @@ def fewshot_figure(results: Sequence[Result]) -> Figure:
     sizes = list(dict.fromkeys(size for result in results for size in sizes_of(result)))
     seeds = len({each["seed"] for each in results[0]["rounds"]})
     figure = new_figure(
-        3.6, f"Keypoints from a handful of labels, Pascal3D {results[0]['split']}: mean over "
+        3.9, f"Keypoints from a handful of labels, Pascal3D {results[0]['split']}: mean over "
         f"classes and {seeds} seeds, bands are one standard deviation over the seeds. Left and "
         "middle: over annotated images per class. Right: over the distance that counts as right, "
         f"in longer sides of the box, with {sizes[-1]} images per class. Grey: the mean place in "
-        "the box, without looking."
+        "the box, without looking. Star: what the paper prints."
     )  # fmt: skip
     axes = figure.subplots(1, 3)
     for number, result in enumerate(results):
-        look = {"color": PALETTE[number % len(PALETTE)], "label": result["row"]}
+        title = TITLES.get(result["row"], result["row"])
+        look = {"color": PALETTE[number % len(PALETTE)], "label": title}
         _draw(axes, result, sizes, "", look)
+        known = PUBLISHED.get(result["row"], {}) if result["split"] == "val" else {}
+        for place, size in enumerate(sizes):
+            value = known.get(f"pck@0.1 bbox, {size} per class")
+            if value is not None:
+                star = look | {"label": f"{title}, published"}
+                axes[1].plot([place], [value], linestyle="", marker="*", markersize=9, **star)
     _draw(axes, results[0], sizes, f"{CONTROL} ", {"color": GREY, "label": CONTROL, "ls": "--"})
     for axis, title in zip(axes[:2], ("PCK area", "PCK@0.1, percent"), strict=True):
         axis.set(title=title, xlabel="annotated images per class")
         axis.set_xticks(range(len(sizes)), sizes)
-    axes[2].set(title="PCK, percent", xlabel="alpha", xlim=(0, 0.5), ylim=(0, 100))
-    axes[0].legend()
+    title = f"PCK, percent, {sizes[-1]} images per class"
+    axes[2].set(title=title, xlabel="alpha", xlim=(0, 0.5), ylim=(0, 100))
+    handles, labels = axes[1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)))
     return figure
 
 

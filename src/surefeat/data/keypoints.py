@@ -246,5 +246,4 @@ def _annotation(item: Labelled) -> dict[str, Any]:
     if item.scores is None:
         return about
     scores = [round(score, 4) for score in item.scores.tolist()]
-    mean = sum(scores) / max(1, len(scores))
-    return about | {"keypoint_scores": scores, "score": round(mean, 4)}
+    return about | {"keypoint_scores": scores, "score": round(sum(scores) / max(1, len(scores)), 4)}

@@ -119,7 +119,8 @@ def measure_row(
 
 def _seconds(records: Sequence[Record], views: RowViews) -> float:
     """What an evaluation that was continued has taken: all its rounds, the features anew."""
-    return views.seconds + sum(each["seconds"] + each["seconds_of_test"] for each in records)
+    rounds = (float(each["seconds"] + each["seconds_of_test"]) for each in records)
+    return views.seconds + sum(rounds)
 
 
 def _run_seed(seed: int, views: RowViews, cache: Cache, bar: Any) -> None:

@@ -17,7 +17,8 @@ class FewShot:
     rounds: tuple[Round, ...] = (1, 2, 5, 10, 20, 50, 100, "all")
     """Annotated images per class, rising; each round adds to those before [P], the sizes [C]."""
     seeds: int = 3
-    """Repetitions: other images, other views, other initial heads [P]."""
+    """Repetitions [P]: other images, other initial heads, other batches. Views of rounds with many
+    objects are the same for all seeds."""
     side: int = 224
     """Pixels of a crop's side [P]."""
     cells: int = 14

@@ -10,6 +10,11 @@ from surefeat.eval.results import Result, read_result
 
 PUBLISHED = {"resnet50-hc": {"pck@0.1 bbox, all per class": 54.7}}
 """What the paper prints (section 4.3); its curves exist only as a figure."""
+TITLES = {
+    "ours": "ours", "resnet50-hc": "ResNet-50-HC", "resnet50-dilated": "ResNet-50-dilated",
+    "vgg16": "VGG16 pool4", "without-confidence": "ours w/o confidence",
+}  # fmt: skip
+"""Rows as figures call them; others by their own names."""
 CONTROL = "mean position"
 Measure = Literal["pck@0.1 bbox", "pck@0.05 bbox", "pck area bbox"]
 Table = list[list[str]]
