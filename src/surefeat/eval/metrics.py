@@ -5,10 +5,10 @@ A PCK without its convention is worthless: the same predictions differ by ten po
 scnet    alpha * 224, after rescaling image 1 to 224 x 224 (PF-PASCAL in the paper, SCNet, NC-Net)
 img      alpha * longer side of image 1 (PF-PASCAL in HPF and later)
 bbox-kp  alpha * longer side of the box of image 1's visible keypoints (PF-WILLOW)
-bbox     alpha * longer side of the object box annotated in image 1 (SPair-71k, Pascal3D)
+bbox     alpha * longer side of the object box annotated in image 1 (SPair-71k)
 
 Right means strictly nearer than that. Sides of boxes are x2 - x1, as in the benchmarks' own code,
-not the inclusive x2 - x1 + 1.
+not the inclusive x2 - x1 + 1 that few-shot keypoints use (eval.fewshot).
 """
 
 from __future__ import annotations
