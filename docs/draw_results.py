@@ -23,9 +23,12 @@ def main() -> None:
     results = [json.loads((folder / f"pf-pascal-test-{row}.json").read_text()) for row in ROWS]
     region_figure(results).savefig(HERE / "regions.png", dpi=130)
     # Photos that come with scikit-image.
-    photos = [data.stereo_motorcycle()[0], data.coffee(), data.chelsea()]
-    features = surefeat.DenseFeatures.from_pretrained().extract(photos)
+    left, right, _ = data.stereo_motorcycle()
+    photos = [left, data.coffee(), data.chelsea()]
+    *features, other = surefeat.DenseFeatures.from_pretrained().extract([*photos, right])
     viz.confidence_map(features, photos).savefig(HERE / "confidence.png", dpi=110)
+    matches = surefeat.match_points(features[0], other, count=60, mutual=True)
+    viz.match_lines(left, right, matches).savefig(HERE / "match.png", dpi=100)
 
 
 if __name__ == "__main__":
