@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from surefeat.model import DenseFeatures
 
 pytest.importorskip("gradio", reason="needs the demo extra")
 
+from browser import chromium, serve
 from surefeat.demo import launch
 from surefeat.demo_pictures import SHOWN, candidates, prepare_photo, warped
 from surefeat.nearest import PEAK_RADIUS
@@ -51,25 +51,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("model")
     small_model().save_pretrained(folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    served = launch(folder, port=port, device="cpu", block=False)
-    yield served
-    served.close(verbose=False)
+    with serve(folder) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs the chromium browser: apt-get install chromium")
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=chromium, args=quiet)
+    with chromium() as started:
         yield started
-        started.close()
 
 
 class Visitor:

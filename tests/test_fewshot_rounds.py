@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from surefeat.crops import out_of_box
 from surefeat.eval.fewshot_data import Objects
 from surefeat.eval.fewshot_result import area, at_alpha, class_curves
 from surefeat.eval.fewshot_rounds import (
+    UNIT,
     drawer,
     image_ranks,
     mean_positions,
-    out_of_unit,
     relative_errors,
     round_objects,
 )
@@ -110,9 +111,9 @@ def test_mean_positions_by_hand() -> None:
     visible = torch.tensor([[True, False], [True, False]])
     found = objects(boxes, points, visible, torch.tensor([0, 0]))
     places = mean_positions(found)
-    # In shares of the box: (.5, .5) and (.25, .2); what nobody shows is in the middle.
-    assert torch.allclose(places, torch.tensor([[0.375, 0.35], [0.5, 0.5]]))
-    back = out_of_unit(places, boxes)
+    # In shares of the box, from its middle: (0, 0) and (-.25, -.3); what nobody shows is at 0.
+    assert torch.allclose(places, torch.tensor([[-0.125, -0.15], [0.0, 0.0]]), atol=1e-6)
+    back = out_of_box(places, boxes, size=UNIT)
     assert torch.allclose(back[0, 0], torch.tensor([3.25, 6.5]))
     assert torch.allclose(back[1, 1], torch.tensor([119.5, 54.5]))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from surefeat.model import DenseFeatures
 
 pytest.importorskip("gradio", reason="needs the demo extra")
 
-from surefeat.demo import launch
+from browser import chromium, serve
 
 BIRD = 1
 PARTS = ("beak", "tail")
@@ -32,25 +30,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(5)
     DenseFeatures(ModelConfig(trunk="small", lower="conv4", channels=32)).save_pretrained(folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    served = launch(folder, port=port, device="cpu", block=False)
-    yield served
-    served.close(verbose=False)
+    with serve(folder) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs the chromium browser: apt-get install chromium")
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=chromium, args=quiet)
+    with chromium() as started:
         yield started.new_context(viewport={"width": 1280, "height": 1000}).new_page()
-        started.close()
 
 
 def test_parts_clicked_in_two_photos_are_found_in_a_third(

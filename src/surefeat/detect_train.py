@@ -23,7 +23,7 @@ from surefeat.detect_data import Boxes, Photo, stack_boxes, stack_labels
 from surefeat.detect_loss import image_log_loss, spatial_regulariser
 from surefeat.detect_maps import FreshMaps, KeptMaps, maps_fit
 from surefeat.monitor import TrainingStoppedError, stop_requests
-from surefeat.runs import Checkpoint, Run
+from surefeat.runs import Checkpoint, Run, state_tensors
 from surefeat.train import fast_arithmetic
 
 _LOG = logging.getLogger(__name__)
@@ -192,9 +192,7 @@ def _line(job: Job, step: int, means: list[float], seconds: float) -> None:
 
 
 def _save(job: Job, step: int) -> None:
-    tensors = {f"model.{name}": value for name, value in job.detector.state_dict().items()}
-    for index, state in job.optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
+    tensors = state_tensors(job.detector, job.optimiser)
     job.run.save_checkpoint(Checkpoint(step, tensors, {}))
 
 
@@ -203,16 +201,5 @@ def _restore(job: Job) -> int:
     checkpoint = job.run.load_checkpoint()
     if checkpoint is None:
         return 0
-    weights: dict[str, Tensor] = {}
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in checkpoint.tensors.items():
-        kind, name = key.split(".", 1)
-        if kind == "model":
-            weights[name] = value
-        else:
-            index, _, part = name.partition(".")
-            state.setdefault(int(index), {})[part] = value
-    job.detector.load_state_dict(weights)
-    groups = job.optimiser.state_dict()["param_groups"]
-    job.optimiser.load_state_dict({"state": state, "param_groups": groups})
+    checkpoint.restore(job.detector, job.optimiser)
     return checkpoint.step

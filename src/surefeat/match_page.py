@@ -21,7 +21,7 @@ from surefeat.match import Matches, match_points
 from surefeat.model import DenseFeatures
 from surefeat.page import Section, write_page
 from surefeat.proposals import propose
-from surefeat.regions import RegionMatches, match_regions
+from surefeat.regions import LOWER_WEIGHT, RegionMatches, match_regions
 from surefeat.runs import write_bytes, write_text
 from surefeat.scales import extract_scales
 from surefeat.viz_style import picture
@@ -86,7 +86,7 @@ def match_photos(
     found = None
     if regions:
         boxes = propose(photo0, count=regions), propose(photo1, count=regions)
-        found = match_regions(features0, features1, *boxes)
+        found = match_regions(features0, features1, *boxes, lower_weight=LOWER_WEIGHT)
         moved = _through_regions(seen0, seen1, *boxes)
         figures = (viz.region_matches(photo0, photo1, found), moved)
         sections.insert(1, Section("Regions", text=_REGIONS, figures=figures))
@@ -116,7 +116,9 @@ def _through_regions(seen0: _Seen, seen1: _Seen, boxes0: Tensor, boxes1: Tensor)
     boxes0, boxes1 = seen0.frame.boxes_to_network(boxes0), seen1.frame.boxes_to_network(boxes1)
     # A box of a few pixels may come out narrower than one: it keeps its middle.
     boxes0, boxes1 = (_at_least_one_pixel(boxes) for boxes in (boxes0, boxes1))
-    regions = match_regions(seen1.features, seen0.features, boxes1, boxes0)
+    regions = match_regions(
+        seen1.features, seen0.features, boxes1, boxes0, lower_weight=LOWER_WEIGHT
+    )
     flow = match_dense_by_regions(seen1.features, seen0.features, seen1.pixels, regions)
     return viz.warped(seen0.pixels, seen1.pixels, flow)
 

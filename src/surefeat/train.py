@@ -20,7 +20,7 @@ from surefeat.loss import PairLoss, pair_loss
 from surefeat.model import DenseFeatures, Maps
 from surefeat.monitor import Due, Log, Progress, all_finite, refuse_bad, stop_requests, told_to_stop
 from surefeat.optimiser import make_optimiser, update
-from surefeat.runs import Checkpoint, Run
+from surefeat.runs import Checkpoint, Run, state_tensors
 from surefeat.warp import Draws, corresponding_points, draw, two_views
 
 Step = Callable[..., tuple[PairLoss, Tensor]]
@@ -214,9 +214,7 @@ def _wrapped(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module
 
 def snapshot(job: Job) -> Checkpoint:
     """Everything needed to continue exactly; shares memory with model and optimiser."""
-    tensors = {f"model.{name}": value for name, value in job.model.state_dict().items()}
-    for index, state in job.optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
+    tensors = state_tensors(job.model, job.optimiser)
     return Checkpoint(job.progress.step, tensors, dict(job.progress.__dict__))
 
 
@@ -225,16 +223,5 @@ def restore(run: Run, model: DenseFeatures, optimiser: torch.optim.Optimizer) ->
     checkpoint = run.load_checkpoint()
     if checkpoint is None:
         return Progress()
-    weights: dict[str, Tensor] = {}
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in checkpoint.tensors.items():
-        kind, name = key.split(".", 1)
-        if kind == "model":
-            weights[name] = value
-        else:
-            index, _, part = name.partition(".")
-            state.setdefault(int(index), {})[part] = value
-    model.load_state_dict(weights)
-    groups = optimiser.state_dict()["param_groups"]
-    optimiser.load_state_dict({"state": state, "param_groups": groups})
+    checkpoint.restore(model, optimiser)
     return Progress(**checkpoint.progress)

@@ -19,14 +19,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.baselines.dense_rows import DenseRow, build_dense_row
+from surefeat.crops import out_of_box
 from surefeat.device import choose_device
 from surefeat.eval.fewshot_cache import Cache
 from surefeat.eval.fewshot_data import Material, prepare_material
 from surefeat.eval.fewshot_result import Record, class_curves, result_of
 from surefeat.eval.fewshot_rounds import (
+    UNIT,
     image_ranks,
     mean_positions,
-    out_of_unit,
     predict,
     relative_errors,
     round_objects,
@@ -160,7 +161,7 @@ def _round(head: KeypointHead, chosen: Tensor, views: RowViews, *, seed: int) ->
     loss = train_round(head, seen, rows, objects=len(chosen), seed=seed, settings=views.settings)
     trained = time.perf_counter()
     found = predict(head, views.test, test.boxes)
-    guessed = out_of_unit(mean_positions(train), test.boxes)
+    guessed = out_of_box(mean_positions(train), test.boxes, size=UNIT)
     classes = len(material.channels.classes)
     curves, control = (
         class_curves(relative_errors(each, test), test, classes=classes).cpu()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from surefeat.crops import out_of_box
+from surefeat.crops import into_box, out_of_box
 from surefeat.eval.fewshot_data import Objects
 from surefeat.eval.fewshot_settings import FewShot, Round
 from surefeat.eval.fewshot_views import Views
@@ -86,24 +86,16 @@ def relative_errors(predicted: Tensor, objects: Objects) -> Tensor:
     return distance / sides.amax(-1, keepdim=True)
 
 
+UNIT = (1, 1)
+"""A grid of one cell: into_box gives shares of the box, 0 in its middle, +-1/2 at its edges."""
+
+
 def mean_positions(objects: Objects) -> Tensor:
-    """(K, 2): each keypoint's mean place in its box, in [0, 1], where it is visible.
+    """(K, 2): each keypoint's mean place where it is visible, in its box as UNIT has it.
 
     A keypoint that no object shows is taken to be in the middle.
     """
-    places = into_unit(objects.points, objects.boxes)
+    places = into_box(objects.points, objects.boxes, size=UNIT)
     count = objects.visible.sum(0)[:, None]
     total = torch.where(objects.visible[..., None], places, 0.0).sum(0)
-    return torch.where(count > 0, total / count.clamp_min(1), 0.5)
-
-
-def into_unit(points: Tensor, boxes: Tensor) -> Tensor:
-    """Pixels (N, K, 2) -> shares of the width and height of boxes (N, 4): outer edges are 0, 1."""
-    sides = boxes[:, None, 2:] - boxes[:, None, :2] + 1
-    return (points - boxes[:, None, :2] + 0.5) / sides
-
-
-def out_of_unit(places: Tensor, boxes: Tensor) -> Tensor:
-    """Inverse of into_unit: shares (K, 2) or (N, K, 2) -> pixels (N, K, 2)."""
-    sides = boxes[:, None, 2:] - boxes[:, None, :2] + 1
-    return places * sides + boxes[:, None, :2] - 0.5
+    return total / count.clamp_min(1)
