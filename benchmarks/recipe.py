@@ -36,6 +36,11 @@ from surefeat.pretraining import pretrain
 from surefeat.runs import environment, write_json
 from surefeat.voting import Voting
 
+RIGID = (
+    "aeroplane", "bicycle", "boat", "bottle", "bus", "car", "chair", "diningtable", "motorbike",
+    "sofa", "train", "tvmonitor",
+)  # fmt: skip
+"""The classes of the photos to learn from; true boxes of others in them are left out."""
 AT_224: dict[str, Any] = {
     "warp.size": 224, "data.side": 256, "loss.ignore_radius": 30.0, "train.steps": 1000,
     "train.decay": "cosine",
@@ -64,10 +69,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mirror": {"warp.mirror": True},
     "view-384": {"warp.size": 384, "data.side": 448, "loss.ignore_radius": 51.0},
     "boxes": {"images": "boxes"},
+    "boxes-96": {"images": "boxes", "min_side": 96},
+    "boxes-context": {"images": "boxes", "min_side": 64, "context": 0.25},
+    "boxes-224": AT_224 | SHORT | {"images": "boxes"},
     "all20": {"images": "all"},
+    "occluders": {"warp.occluders": 1.0},
+    "occluders-without-confidence": {"warp.occluders": 1.0, "loss.kind": "plain"},
     "vgg16": {"images": "all", "model.trunk": "vgg16"},
+    "vgg16-head": {"images": "all", "model.trunk": "vgg16", "train.trained": "head"},
+    "vgg16-slow": {"images": "all", "model.trunk": "vgg16", "train.lr": 1e-5},
+    "vgg16-conv5": {"images": "all", "model.trunk": "vgg16-conv5"},
+    "vgg16-conv5-slow": {"images": "all", "model.trunk": "vgg16-conv5", "train.lr": 3e-5},
 }
-"""Name -> what differs from the preset `ours`; images: whole of 12 classes, boxes, all classes."""
+"""Name -> what differs from the preset `ours`. images: whole photos of 12 classes, true or weak
+boxes, or photos of all classes; min_side, context: of boxes, as in `find_images`."""
 
 ROWS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -78,6 +93,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "without-confidence-seed2": {"loss.kind": "plain", "train.seed": 2},
     "contrastive": {"loss.kind": "contrastive"},
     "gtbox": {"images": "boxes"},
+    "gtbox-seed1": {"images": "boxes", "train.seed": 1},
+    "gtbox-seed2": {"images": "boxes", "train.seed": 2},
+    "weakbox": {"images": "weak"},
+    "weakbox-seed1": {"images": "weak", "train.seed": 1},
+    "weakbox-seed2": {"images": "weak", "train.seed": 2},
     "nonrigid": {"images": "all"},
     "vgg16-ours": {"images": "all", "model.trunk": "vgg16"},
     "vgg16-without-confidence": {"images": "all", "model.trunk": "vgg16", "loss.kind": "plain"},
@@ -102,6 +122,9 @@ WAYS: dict[str, Way] = {
     "cells_56": ({"descriptor_weight": 1.0}, {"pooled_cells": 56}),
     "cells_56_448": ({"descriptor_weight": 1.0}, {"pooled_cells": 56, "inputs": (448,)}),
     "pool3": ({"tap": "pool3"}, {}),
+    "res4d_1/2:1": ({"tap": "res4d"}, {}),
+    "unsure_1/2:1": ({"confidence": False}, {}),
+    "regions_1:1": ({"region_weights": (1.0, 1.0)}, {}),
     "320": ({"descriptor_weight": 1.0}, {"inputs": (320,)}),
     "448": ({"descriptor_weight": 1.0}, {"inputs": (448,)}),
     "224+320": ({}, {"inputs": (224, 320)}),
@@ -140,6 +163,9 @@ def train(names: Sequence[str], options: argparse.Namespace) -> None:
         if options.task == "rows" and "preset" not in changes:
             changes = VARIANTS[options.recipe] | changes
         kind, base = changes.get("images", "whole"), preset(changes.get("preset", "ours"))
+        find = {key: changes[key] for key in ("min_side", "context") if key in changes}
+        if kind == "boxes":
+            find["categories"] = RIGID
         changes = {k: v for k, v in changes.items() if "." in k}
         config = changed(base, {"train.checkpoint_every": 10**9, "train.compile": "off"} | changes)
         if options.steps is not None:
@@ -149,7 +175,7 @@ def train(names: Sequence[str], options: argparse.Namespace) -> None:
         pretrain(
             options.images, out=options.out / name, config=config, init=init, quiet=True,
             keep=without(keep, options.without, options.out / f"{name}.txt"),
-            crop=options.crop if kind == "boxes" else None,
+            crop={"boxes": options.crop, "weak": options.weak}.get(kind), **find,
         )  # fmt: skip
         print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
 
@@ -220,7 +246,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--keep-all", type=Path)
     parser.add_argument("--without", type=Path, help="COCO json whose images are left out")
-    parser.add_argument("--crop", type=Path)
+    parser.add_argument("--crop", type=Path, help="COCO json of true boxes")
+    parser.add_argument("--weak", type=Path, help="COCO json of boxes found from labels")
     parser.add_argument("--recipe", choices=tuple(VARIANTS), default="ours")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--data", type=Path)

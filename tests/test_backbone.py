@@ -79,6 +79,22 @@ def test_vgg_equals_torchvision_up_to_pool4() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_vgg_with_conv5_equals_torchvision_and_adds_pool4_to_its_descriptors() -> None:
+    theirs = _randomised(torchvision.models.vgg16(), 2)
+    model = DenseFeatures(ModelConfig(trunk="vgg16-conv5", channels=8)).eval()
+    load_initial_from(model.trunk, theirs.state_dict())
+    with torch.inference_mode():
+        found = model.trunk(_image(64), ("pool4", "conv5"))
+        torch.testing.assert_close(found["conv5"], theirs.features[:30](_image(64)))
+        torch.testing.assert_close(found["pool4"], theirs.features[:24](_image(64)))
+    assert (model.lower, model.stride) == ("pool4", 16)
+    model.set_trained("last")
+    learning = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert {n for n in learning if n.endswith("weight")} == {
+        "head.weight", *(f"trunk.features.{i}.weight" for i in (24, 26, 28))
+    }  # fmt: skip
+
+
 def test_folded_batch_norm_has_the_outputs_and_gradients_of_the_plain_one() -> None:
     torch.manual_seed(0)
     conv, bn = nn.Conv2d(3, 4, 3, padding=1, bias=False).double(), nn.BatchNorm2d(4).double()

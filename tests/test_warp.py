@@ -14,11 +14,11 @@ from torch import Tensor
 from surefeat.config import ColourConfig, WarpConfig, preset
 from surefeat.geometry import apply_affine, compose, invert
 from surefeat.warp import (
-    Draws,
     change_colour,
     corresponding_points,
     draw,
     mirror,
+    occlude,
     render,
     two_views,
     view_maps,
@@ -129,7 +129,7 @@ def test_views_without_overlap_are_marked() -> None:
     draws = draw(1, points=10, generator=torch.Generator().manual_seed(0))
     affine = torch.full((1, 2, 8), 0.5)
     affine[0, 0, 5], affine[0, 1, 5] = 0.0, 1.0  # shifted apart by twice the largest translation
-    far = Draws(affine, draws.flip, draws.colour, draws.points)
+    far = replace(draws, affine=affine)
     config = WarpConfig(translation=2.5)
     views = two_views(torch.zeros(1, 3, 9, 9), torch.full((1, 2), 9), far, config, NO_COLOUR)
     assert not corresponding_points(views, far, count=10)[2].item()
@@ -192,3 +192,37 @@ def test_rotation_range_is_respected() -> None:
     angle = torch.atan2(maps[..., 1, 0], maps[..., 0, 0]).abs() * 180 / math.pi
     assert angle.max() <= config.rotation + 1e-3
     assert angle.max() > 0.9 * config.rotation
+
+
+def test_occluders_paste_the_next_image_where_the_draws_say() -> None:
+    """Against a slow loop over pixels."""
+    views = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    draws = torch.rand(6, 5, generator=torch.Generator().manual_seed(1))
+    draws[0, 0], draws[1, 0] = 0.9, 0.1  # without, and with
+    found = occlude(views, draws, share=0.5)
+    expected = views.clone()
+    for b, (there, *numbers) in enumerate(draws.tolist()):
+        width, height = ((numbers[i] + 1) / 4 for i in (0, 1))
+        left, top = numbers[2] * (1 - width), numbers[3] * (1 - height)
+        for y in range(32):
+            for x in range(32):
+                u, v = (x + 0.5) / 32, (y + 0.5) / 32
+                hidden = left <= u < left + width and top <= v < top + height
+                if there < 0.5 and hidden:
+                    expected[b, :, y, x] = views[(b + 1) % 6, :, y, x]
+    assert torch.equal(found, expected)
+    assert torch.equal(found[0], views[0])
+    changed = (found[1] != views[1]).any(0).float().mean()
+    assert 0.05 < changed < 0.26  # a quarter to a half of each side
+
+
+def test_occluders_leave_the_rest_of_a_run_as_it_was() -> None:
+    draws = draw(4, points=10, generator=torch.Generator().manual_seed(3))
+    pixels = torch.rand(4, 3, 40, 40, generator=torch.Generator().manual_seed(4))
+    sizes = torch.full((4, 2), 40)
+    config = WarpConfig(size=48)
+    plain = two_views(pixels, sizes, draws, config, ColourConfig())
+    pasted = two_views(pixels, sizes, draws, replace(config, occluders=1.0), ColourConfig())
+    assert torch.equal(plain.view0, pasted.view0)
+    assert torch.equal(plain.warp, pasted.warp)
+    assert not torch.equal(plain.view1, pasted.view1)

@@ -226,10 +226,12 @@ def build_trunk(name: str, *, stride_in_1x1: bool = False) -> Trunk:
     """A trunk by name, with random weights."""
     if name == "resnet50":
         return ResNet50(stride_in_1x1=stride_in_1x1)
-    if name == "vgg16":
-        return Vgg16()
+    if name in ("vgg16", "vgg16-conv5"):
+        return Vgg16(conv5=name == "vgg16-conv5")
     if name == "small":
         return Small()
     if name.startswith("timm:"):
         return Timm(name.removeprefix("timm:"), pretrained=False)
-    raise ValueError(f"unknown trunk {name!r}; choose resnet50, vgg16, small or timm:NAME")
+    raise ValueError(
+        f"unknown trunk {name!r}; choose resnet50, vgg16, vgg16-conv5, small or timm:NAME"
+    )

@@ -30,6 +30,8 @@ class WarpConfig:
     the mirror-padded image [M]."""
     mirror: bool = False
     """Mirror both views of an image left to right with probability 1/2 [C]."""
+    occluders: float = 0.0
+    """Share of second views with a patch of another image pasted on; the paper has none [C]."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class ModelConfig:
     """The network (paper, section 3.6)."""
 
     trunk: str = "resnet50"
-    """resnet50, vgg16, small, or timm:NAME (the timm extra)."""
+    """resnet50, vgg16 (to pool4), vgg16-conv5 (its next three layers too), small, or timm:NAME."""
     stride_in_1x1: bool = False
     """ResNet v1 (stride in the first 1x1 of a block) instead of v1.5, torchvision's own."""
     channels: int = 128
@@ -85,7 +87,7 @@ class ModelConfig:
     """Added to softplus: the smallest uncertainty [C]."""
     lower: str = "auto"
     """Lower layer that matching adds to the descriptors: auto is res4c for ResNet-50, pool4 for
-    VGG16 [P], conv4 for small, the last but one of a timm network [C]."""
+    either VGG16 [P], conv4 for small, the last but one of a timm network [C]."""
     longest_side: int = 320
     """Images are resized to this for extraction, pixels [C]."""
 

@@ -45,10 +45,15 @@ class Draws:
     """(B, 2, 9) in [0, 1): per view 4 switches, 4 amounts, order."""
     points: Tensor
     """(B, K, 2) in [0, 1): candidate points of view 0."""
+    occluder: Tensor
+    """(B, 5) in [0, 1): whether there is one, its width and height, its place."""
 
     def part(self, rows: slice) -> Draws:
         """The draws of some of the images."""
-        return Draws(self.affine[rows], self.flip[rows], self.colour[rows], self.points[rows])
+        return Draws(
+            self.affine[rows], self.flip[rows], self.colour[rows], self.points[rows],
+            self.occluder[rows],
+        )  # fmt: skip
 
 
 # Candidates per wanted point: enough that a pair overlapping by a quarter still fills its set.
@@ -66,6 +71,7 @@ def draw(batch: int, *, points: int, generator: torch.Generator) -> Draws:
         flip=uniform(batch),
         colour=uniform(batch, 2, 9),
         points=uniform(batch, _CANDIDATES * points, 2),
+        occluder=uniform(batch, 5),
     )
 
 
@@ -78,14 +84,29 @@ def two_views(
     """
     to_source = view_maps(sizes, draws, warp)
     source = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
-    views = [
-        change_colour(
-            render(source, sizes, to_source[:, i], side=warp.size), draws.colour[:, i], colour
-        )
-        for i in (0, 1)
-    ]
+    view0, view1 = (render(source, sizes, to_source[:, i], side=warp.size) for i in (0, 1))
+    if warp.occluders:
+        view1 = occlude(view1, draws.occluder, share=warp.occluders)
+    view0, view1 = (
+        change_colour(view, draws.colour[:, i], colour) for i, view in enumerate((view0, view1))
+    )
     pair = compose(invert(to_source[:, 1]), to_source[:, 0])
-    return Views(view0=views[0], view1=views[1], warp=pair)
+    return Views(view0=view0, view1=view1, warp=pair)
+
+
+def occlude(views: Tensor, draws: Tensor, *, share: float) -> Tensor:
+    """Paste a patch of the batch's next image over a `share` of the views (B, 3, S, S).
+
+    Patches are a quarter to a half of the view wide and high, and lie in it whole. Points under
+    them keep their labels: that they cannot be matched is what the network has to learn.
+    """
+    side = views.shape[-1]
+    extent = (draws[:, 1:3] + 1) / 4
+    low = draws[:, 3:5] * (1 - extent)
+    places = (torch.arange(side, device=views.device) + 0.5) / side
+    inside = (places >= low[..., None]) & (places < (low + extent)[..., None])  # (B, xy, S)
+    covered = inside[:, 1, :, None] & inside[:, 0, None, :] & (draws[:, 0] < share)[:, None, None]
+    return torch.where(covered[:, None], views.roll(-1, 0), views)
 
 
 def view_maps(sizes: Tensor, draws: Draws, config: WarpConfig) -> Tensor:

@@ -82,7 +82,8 @@ def _downloaded(name: str) -> dict[str, Tensor]:
         import torchvision.models as zoo
 
         found = {"resnet50": zoo.ResNet50_Weights.IMAGENET1K_V1,
-                 "vgg16": zoo.VGG16_Weights.IMAGENET1K_V1}  # fmt: skip
+                 "vgg16": zoo.VGG16_Weights.IMAGENET1K_V1,
+                 "vgg16-conv5": zoo.VGG16_Weights.IMAGENET1K_V1}  # fmt: skip
         if name not in found:
             raise ValueError(f"there are no ImageNet weights for {name}; pass --init none or FILE")
         state: dict[str, Tensor] = found[name].get_state_dict(check_hash=True)
