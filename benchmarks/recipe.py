@@ -101,7 +101,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "nonrigid": {"images": "all"},
     "vgg16-ours": {"images": "all", "model.trunk": "vgg16"},
     "vgg16-without-confidence": {"images": "all", "model.trunk": "vgg16", "loss.kind": "plain"},
-    "paper": {"preset": "paper", "train.steps": 2000},
+    "paper-as-printed": {"preset": "paper", "train.steps": 2000},
+    "paper": {"preset": "paper", "train.steps": 2000, "loss.sigma_warmup": 1000},
     "paper-without-confidence": {"preset": "paper", "train.steps": 2000, "loss.kind": "plain"},
 }
 """Row -> what differs from the recipe, or from a preset."""

@@ -10,10 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from surefeat import runs
 from surefeat.config import preset
-from surefeat.runs import Checkpoint, Run, commit, environment, write_bytes, write_json
+from surefeat.runs import (
+    Checkpoint,
+    Run,
+    commit,
+    environment,
+    state_tensors,
+    write_bytes,
+    write_json,
+)
 
 SMALL = preset("small")
 
@@ -162,3 +171,27 @@ def test_the_commit_is_that_of_surefeat_not_of_a_repository_around_it(
     assert commit() == head[:12]
     monkeypatch.setenv("SUREFEAT_COMMIT", "abc")
     assert environment()["commit"] == "abc"
+
+
+def test_what_the_optimiser_held_comes_back_in_the_layout_of_its_weights(tmp_path: Path) -> None:
+    """Fused steps, on CUDA, refuse a channels-last weight with moments that are not."""
+
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
+        return model, torch.optim.AdamW(model.parameters())
+
+    model, optimiser = begin()
+    image = torch.rand(2, 4, 8, 8)
+    model(image).square().mean().backward()
+    optimiser.step()
+    run = Run.start(tmp_path, SMALL)
+    run.save_checkpoint(Checkpoint(1, state_tensors(model, optimiser), {}))
+    other, second = begin()
+    stored = run.load_checkpoint()
+    assert stored is not None
+    stored.restore(other, second)
+    for ours, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        for part in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(second.state[ours][part], optimiser.state[theirs][part])
+            assert second.state[ours][part].stride() == ours.stride()

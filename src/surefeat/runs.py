@@ -51,6 +51,11 @@ class Checkpoint:
         model.load_state_dict(weights)
         groups = optimiser.state_dict()["param_groups"]
         optimiser.load_state_dict({"state": state, "param_groups": groups})
+        for parameter, held in optimiser.state.items():
+            for part, value in held.items():
+                if value.shape == parameter.shape:
+                    # In the parameter's own layout (channels last, on CUDA), or fused steps refuse.
+                    held[part] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def state_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -140,11 +140,11 @@ def begin(
 ) -> Job:
     """Make model and optimiser ready, as the newest checkpoint has them; the start is kept too."""
     model.set_trained(config.train.trained, batch_norm=config.train.batch_norm)
-    optimiser = make_optimiser(model, config.train)
-    progress = restore(run, model, optimiser)
     device = model.head.weight.device
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)
+    optimiser = make_optimiser(model, config.train)
+    progress = restore(run, model, optimiser)
     step = make_step(_wrapped(model, part, config.train), config)
     log = Log(device, part)
     job = Job(model, step, optimiser, progress, run, config, part, log, check, report)

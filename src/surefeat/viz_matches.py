@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import dist
 from typing import Any
 
 import torch
@@ -9,11 +10,11 @@ from torch import Tensor
 
 from surefeat.dense import DenseMatches
 from surefeat.flow import warp_image
-from surefeat.geometry import Frame
+from surefeat.geometry import Frame, box_iou
 from surefeat.image import ImageLike, load
 from surefeat.match import Matches
 from surefeat.regions import RegionMatches
-from surefeat.viz_style import STYLE, WIDTH, new_figure, picture, show, small_title
+from surefeat.viz_style import PALETTE, STYLE, WIDTH, new_figure, picture, show, small_title
 
 try:
     from matplotlib import colormaps, rc_context
@@ -21,20 +22,21 @@ try:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.patches import ConnectionPatch, Rectangle
 except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
 _RIGHT, _WRONG = "#009e73", "#d55e00"
-# The paper draws high scores red, low ones blue; this map keeps that order for any colour vision.
-_SCORES = "plasma"
 
 
-def _side_by_side(image0: ImageLike, image1: ImageLike, label: str) -> tuple[Figure, list[Axes]]:
-    """Two photos at one height, without frames."""
+def _side_by_side(
+    image0: ImageLike, image1: ImageLike, label: str, *, beside: float
+) -> tuple[Figure, list[Axes]]:
+    """Two photos at one height, without frames, that leave this many inches beside them free."""
     pictures = [picture(image) for image in (image0, image1)]
     widths = [frame.original[1] / frame.original[0] for _, frame in pictures]
-    figure = new_figure(min(WIDTH / sum(widths), 7.5) + 0.3, label)
+    figure = new_figure(min((WIDTH - beside) / sum(widths), 7.5) + 0.3, label)
     axes = list(figure.subplots(1, 2, width_ratios=widths))
     for axis, (pixels, frame), name in zip(axes, pictures, "AB", strict=True):
         show(axis, pixels, frame)
@@ -62,7 +64,9 @@ def match_lines(
 
     right: (N,) bool, where the truth is known: green and orange lines instead.
     """
-    figure, (axis0, axis1) = _side_by_side(image0, image1, label)
+    figure, (axis0, axis1) = _side_by_side(
+        image0, image1, label, beside=0.8 if right is None else 0.0
+    )
     if not len(matches):
         figure.suptitle("no matches")
         return figure
@@ -91,31 +95,89 @@ def match_lines(
 
 @rc_context(STYLE)
 def region_matches(
-    image0: ImageLike, image1: ImageLike, matches: RegionMatches, *, top: int = 12
+    image0: ImageLike,
+    image1: ImageLike,
+    matches: RegionMatches,
+    *,
+    top: int = 8,
+    overlap: float = 0.3,
 ) -> Figure:
-    """The best-scored region matches, each pair of boxes in the colour of its score."""
+    """The best-scored region matches: a number and a colour for the two boxes of each.
+
+    overlap: a match is left out where one of its boxes has a larger IoU than this with that of a
+    better match, as the best of a thousand regions are mostly one region; 1 leaves none out.
+    """
+    chosen = _apart(matches, top, overlap=overlap)
     figure, axes = _side_by_side(
-        image0, image1, f"The {min(top, len(matches))} best region matches, coloured by score."
-    )
-    order = matches.score.argsort(descending=True)[:top].cpu()
-    if not len(order):
+        image0, image1, f"The {len(chosen)} best region matches, numbered from the best; a number "
+        "and its colour mark one match. Regions that mostly repeat a better one are left out.",
+        beside=1.0,
+    )  # fmt: skip
+    if not chosen:
         figure.suptitle("no matches")
         return figure
-    scores = matches.score.cpu()[order]
-    norm = _span(scores)
-    # The best are drawn last, on top.
-    for row in reversed(order.tolist()):
-        colour = colormaps[_SCORES](norm(float(matches.score[row])))
-        for axis, boxes in zip(axes, (matches.boxes0, matches.boxes1), strict=True):
-            x1, y1, x2, y2 = boxes[row].tolist()
+    for axis, boxes in zip(axes, (matches.boxes0, matches.boxes1), strict=True):
+        _numbered_boxes(axis, boxes[chosen].tolist())
+    marks = [
+        Line2D([], [], color=PALETTE[place % len(PALETTE)], linewidth=4, solid_capstyle="butt",
+               label=f"{place + 1}   {float(matches.score[row]):.2f}")
+        for place, row in enumerate(chosen)
+    ]  # fmt: skip
+    figure.legend(
+        handles=marks, title="score", loc="outside right upper", handlelength=1.2, labelspacing=0.7,
+        alignment="left",
+    )  # fmt: skip
+    return figure
+
+
+def _apart(matches: RegionMatches, top: int, *, overlap: float) -> list[int]:
+    """Rows of the best matches whose boxes repeat no better one's, best first."""
+    boxes0, boxes1 = matches.boxes0.cpu(), matches.boxes1.cpu()
+    chosen: list[int] = []
+    for row in matches.score.argsort(descending=True).tolist():
+        if len(chosen) == top:
+            break
+        shared = (box_iou(boxes[[row]], boxes[chosen]) for boxes in (boxes0, boxes1))
+        if not any(bool((iou > overlap).any()) for iou in shared):
+            chosen.append(row)
+    return chosen
+
+
+def _numbered_boxes(axis: Axes, boxes: list[list[float]]) -> None:
+    """Inclusive boxes, the first on top, each with its number on a corner."""
+    corners = _free_corners(boxes, width=axis.get_xlim()[1], height=axis.get_ylim()[0])
+    for place, (x1, y1, x2, y2) in reversed(list(enumerate(boxes))):
+        colour = PALETTE[place % len(PALETTE)]
+        # A white seam tells the edges from the photo and from each other.
+        for width, tint in ((3.4, "white"), (2.0, colour)):
             box = Rectangle(
-                (x1 - 0.5, y1 - 0.5), x2 - x1 + 1, y2 - y1 + 1, fill=False, edgecolor=colour,
-                linewidth=1.8,
+                (x1 - 0.5, y1 - 0.5), x2 - x1 + 1, y2 - y1 + 1, fill=False, edgecolor=tint,
+                linewidth=width,
             )  # fmt: skip
             axis.add_patch(box)
-    scale = ScalarMappable(norm=norm, cmap=_SCORES)
-    figure.colorbar(scale, ax=axes, shrink=0.8, pad=0.01, label="score")
-    return figure
+    for place, corner in enumerate(corners):
+        axis.text(
+            *corner, str(place + 1), ha="center", va="center", fontsize=8.5,
+            fontweight="bold", zorder=3,
+            bbox={"boxstyle": "circle,pad=0.2", "facecolor": "white", "linewidth": 1.6,
+                  "edgecolor": PALETTE[place % len(PALETTE)]},
+        )  # fmt: skip
+
+
+def _free_corners(
+    boxes: list[list[float]], *, width: float, height: float
+) -> list[tuple[float, float]]:
+    """A corner of each box, inside the photo and away from those of the boxes before."""
+    margin = 0.03 * max(width, height)
+    taken: list[tuple[float, float]] = []
+    for x1, y1, x2, y2 in boxes:
+        corners = [
+            (min(max(x, margin), width - margin), min(max(y, margin), height - margin))
+            for x, y in ((x1, y1), (x2, y1), (x2, y2), (x1, y2))
+        ]
+        free = [each for each in corners if all(dist(each, old) > 2 * margin for old in taken)]
+        taken.append((free or corners)[0])
+    return taken
 
 
 @rc_context(STYLE)
