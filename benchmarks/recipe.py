@@ -99,8 +99,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "weakbox-seed1": {"images": "weak", "train.seed": 1},
     "weakbox-seed2": {"images": "weak", "train.seed": 2},
     "nonrigid": {"images": "all"},
-    "vgg16-ours": {"images": "all", "model.trunk": "vgg16"},
-    "vgg16-without-confidence": {"images": "all", "model.trunk": "vgg16", "loss.kind": "plain"},
+    "vgg16-ours": {"images": "all", "model.trunk": "vgg16-conv5"},
     "paper-as-printed": {"preset": "paper", "train.steps": 2000},
     "paper": {"preset": "paper", "train.steps": 2000, "loss.sigma_warmup": 1000},
     "paper-without-confidence": {"preset": "paper", "train.steps": 2000, "loss.kind": "plain"},
@@ -165,6 +164,9 @@ def train(names: Sequence[str], options: argparse.Namespace) -> None:
             changes = VARIANTS[options.recipe] | changes
         kind, base = changes.get("images", "whole"), preset(changes.get("preset", "ours"))
         find = {key: changes[key] for key in ("min_side", "context") if key in changes}
+        crop = {"boxes": options.crop, "weak": options.weak}.get(kind)
+        if kind in ("boxes", "weak") and crop is None:
+            raise SystemExit(f"{name} needs --{'crop' if kind == 'boxes' else 'weak'}")
         if kind == "boxes":
             find["categories"] = RIGID
         changes = {k: v for k, v in changes.items() if "." in k}
@@ -176,7 +178,7 @@ def train(names: Sequence[str], options: argparse.Namespace) -> None:
         pretrain(
             options.images, out=options.out / name, config=config, init=init, quiet=True,
             keep=without(keep, options.without, options.out / f"{name}.txt"),
-            crop={"boxes": options.crop, "weak": options.weak}.get(kind), **find,
+            crop=crop, **find,
         )  # fmt: skip
         print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
 

@@ -2,50 +2,65 @@
 
     python benchmarks/training_curve.py --images SHARDS --keep LIST --init WEIGHTS --data PF-PASCAL
 
-Trains the preset `ours` in stages, each going on where the last one stopped, and measures the model
-of every stage on PF-PASCAL pairs that are free of test images. Seconds are those of the steps; the
-time to start (weights, decoding all photos) is stored beside them.
+Trains the preset `ours` once, keeps the weights at some steps, and measures each on PF-PASCAL pairs
+that are free of test images. Seconds are those of the steps; what comes before the first (decoding
+all photos, weights) is stored beside them.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from recipe import changed, measure_way, without
 
 from surefeat.baselines.networks import model_row
-from surefeat.config import preset, to_dict
+from surefeat.config import Config, preset, to_dict
+from surefeat.data.pictures import load_pictures
+from surefeat.data.sources import find_images
 from surefeat.device import choose_device
 from surefeat.eval.protocol import Protocol
-from surefeat.model_files import file_hash
-from surefeat.pretraining import pretrain
-from surefeat.runs import environment, write_json
+from surefeat.model import WEIGHTS, DenseFeatures, file_hash
+from surefeat.runs import Run, environment, write_json
+from surefeat.train import train
 
-STAGES = (0, 25, 50, 100, 150, 200, 300, 500, 750, 1000)
+STAGES = (0, 25, 50, 100, 150, 200, 300, 400, 500, 750, 1000)
 MEASURES = ("nearest", "voting")
 
 
-def train_in_stages(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """One run, stopped at every stage; its models are kept in the folder."""
-    config = changed(preset("ours"), {"train.checkpoint_every": 25, "train.log_every": 25})
+def train_and_keep(
+    options: argparse.Namespace, config: Config, folder: Path
+) -> tuple[list[dict[str, Any]], float]:
+    """Models of all stages in the folder, when each was reached, and seconds before step 1."""
+    begun, device = time.perf_counter(), choose_device(None)
     keep = without(options.keep, options.without, folder / "kept.txt")
-    stages = []
-    for steps in options.stages:
-        begun = time.perf_counter()
-        done = pretrain(
-            options.images, out=folder / "run", config=config, init=options.init[0], keep=keep,
-            steps=steps, resume=bool(stages), quiet=True,
-        )  # fmt: skip
-        shutil.copytree(done.folder / "model", folder / f"step-{steps}", dirs_exist_ok=True)
-        whole, before = time.perf_counter() - begun, stages[-1]["seconds"] if stages else 0.0
-        spent = round(done.progress.seconds, 2)
-        start = round(whole - (spent - before), 1)
-        stages.append({"step": steps, "seconds": spent, "around the steps": start})
-    return stages
+    items = find_images(options.images, keep=keep)
+    torch.manual_seed(config.train.seed)
+    model = DenseFeatures.create(config.model, init=options.init).to(device)
+    pictures = load_pictures(
+        items, config.data, memory="device", seed=config.train.seed, device=device
+    )
+    start, spent = time.perf_counter() - begun, 0.0
+    states = {0: (0.0, _copy(model))}
+
+    def keep_state(step: int, values: dict[str, Any]) -> None:
+        nonlocal spent
+        spent += values["seconds"]
+        if step in options.stages:
+            states[step] = (spent, _copy(model))
+
+    train(model, pictures.batches, Run.start(folder / "run", config), config, report=keep_state)
+    for step, (_, state) in states.items():
+        model.load_state_dict(state)
+        model.save_pretrained(folder / f"step-{step}")
+    return [{"step": k, "seconds": round(at, 2)} for k, (at, _) in states.items()], start
+
+
+def _copy(model: DenseFeatures) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def main() -> None:
@@ -53,7 +68,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--keep", type=Path, required=True)
     parser.add_argument("--without", type=Path, help="COCO json whose images are left out")
-    parser.add_argument("--init", nargs=1, default=["imagenet"])
+    parser.add_argument("--init", default="imagenet")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--split", default="val")
     parser.add_argument("--pairs", type=int)
@@ -62,18 +77,23 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("training-curve"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    stages = train_in_stages(options, options.runs)
+    every = 25 if max(options.stages) >= 25 else 1
+    config = changed(preset("ours"), {
+        "train.steps": max(options.stages), "train.log_every": every, "train.check_every": 0,
+        "train.checkpoint_every": 10**9,
+    })  # fmt: skip
+    stages, start = train_and_keep(options, config, options.runs)
     protocol = Protocol(measures=MEASURES, shifted_measures=())
     for stage in stages:
-        folder = options.runs / f"step-{stage['step']}"
-        row = model_row("ours", folder, device=choose_device(None))
+        row = model_row("ours", options.runs / f"step-{stage['step']}", device=choose_device(None))
         found = measure_way(row, protocol, options)
         stage["pck"] = {name: round(found[f"{name} pck@0.1 scnet"], 2) for name in MEASURES}
         print(stage, flush=True)
+    last = options.runs / f"step-{stages[-1]['step']}" / WEIGHTS
     result = {
         "row": "ours", "benchmark": "pf-pascal", "split": options.split,
-        "metrics": {"stages": stages}, "config": to_dict(preset("ours")),
-        "weights_sha256": file_hash(folder / "model.safetensors"), **environment(),
+        "metrics": {"stages": stages, "seconds before the first step": round(start, 1)},
+        "config": to_dict(preset("ours")), "weights_sha256": file_hash(last), **environment(),
     }  # fmt: skip
     path = Path(__file__).parents[1] / "results" / "training_curve.json"
     write_json(options.out or path, result)

@@ -72,6 +72,11 @@ NAMES = {
     "without-confidence": "ours w/o confidence",
     "contrastive": "contrastive loss",
     "gtbox": "ours, trained on true boxes",
+    "weakbox": "ours, trained on boxes found from labels",
+    "nonrigid": "ours, trained on all 20 classes",
+    "vgg16-ours": "**ours, VGG16** (shipped)",
+    "paper": "recipe as printed, sigma held longer",
+    "paper-without-confidence": "the same w/o confidence",
     "res4d": "res4d, untrained",
     "res4c": "res4c, untrained",
     "res4c@224+320": "res4c, seen at 224 and 320 px",
@@ -139,8 +144,36 @@ def few_shot() -> str:
     return markdown(rows)
 
 
-def _with_spread(metrics: dict[str, float], key: str) -> str:
-    return f"{metrics[key]:.1f} ± {metrics[f'{key}, sd over seeds']:.1f}"
+def _with_spread(metrics: dict[str, Any], key: str) -> str:
+    """Mean over seeds and their deviation; of a single seed, its value alone."""
+    spread = metrics.get(f"{key}, sd over seeds")
+    return f"{metrics[key]:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
+
+
+def boxes() -> str:
+    """Boxes from image labels: right ones on VOC train, average precision on VOC val."""
+    rows = [["", "classes", "CorLoc, train", "mAP@0.5, val", "right among the kept", "from"]]
+    for path in sorted((HERE / "boxes").glob("*.json")):
+        found = json.loads(path.read_text())
+        metrics, classes = found["metrics"], found["split"].rsplit(", ", 1)[-1].split()[0]
+        corloc, ap = metrics["corloc on train"], metrics["ap@0.5 on val"]
+        for row, title in {"detector": BOX_ROWS[found["row"]], **BOX_CONTROLS}.items():
+            own = row == "detector"
+            kept = f"{100 * metrics['right boxes among the kept']:.1f}" if own else ""
+            rows.append([
+                title, classes, f"{100 * corloc[row]['mean']:.1f}",
+                f"{100 * ap[row]['map (area)']:.1f}", kept,
+                _link(str(path.relative_to(HERE))) if own else "",
+            ])  # fmt: skip
+    return markdown(rows)
+
+
+BOX_ROWS = {
+    "wsddn-rigid12": "detector learned from labels", "wsddn-all20": "detector learned from labels",
+    "wsddn-rigid12-prim": "the same on Randomized Prim's regions, twice as many epochs and regions",
+}  # fmt: skip
+BOX_CONTROLS = {"centre box, 0.5 of the area": "centre box, half of the area",
+                "largest proposal": "largest proposal"}  # fmt: skip
 
 
 RULES = (
@@ -240,6 +273,7 @@ TABLES = {
     "pf-pascal": lambda: matching("pf-pascal", "scnet"),
     "pf-willow": lambda: matching("pf-willow", "bbox-kp"),
     "pascal3d": few_shot,
+    "boxes": boxes,
     "confidence": confidence,
     "development": development,
     "speed": speed,

@@ -217,7 +217,11 @@ def test_occluders_paste_the_next_image_where_the_draws_say() -> None:
 
 
 def test_occluders_leave_the_rest_of_a_run_as_it_was() -> None:
+    """Drawn last, so that a seed means what it meant before there were any; pasted on view 1."""
     draws = draw(4, points=10, generator=torch.Generator().manual_seed(3))
+    again = torch.Generator().manual_seed(3)
+    for drawn in (draws.affine, draws.flip, draws.colour, draws.points):
+        assert torch.equal(drawn, torch.rand(drawn.shape, generator=again))
     pixels = torch.rand(4, 3, 40, 40, generator=torch.Generator().manual_seed(4))
     sizes = torch.full((4, 2), 40)
     config = WarpConfig(size=48)
@@ -225,4 +229,6 @@ def test_occluders_leave_the_rest_of_a_run_as_it_was() -> None:
     pasted = two_views(pixels, sizes, draws, replace(config, occluders=1.0), ColourConfig())
     assert torch.equal(plain.view0, pasted.view0)
     assert torch.equal(plain.warp, pasted.warp)
-    assert not torch.equal(plain.view1, pasted.view1)
+    changed = (plain.view1 != pasted.view1).any(1).float().mean((1, 2))
+    assert (changed > 0.05).all()
+    assert (changed < 0.26).all()

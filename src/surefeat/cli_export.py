@@ -17,7 +17,8 @@ class Export:
     path: Positional[Path]
     """File to write; its extension decides."""
     model: str | None = None
-    """Model or run folder; by default the model that ships. Batch and size stay open."""
+    """Model or run folder; resnet50 (default) or vgg16 for those that ship. Batch and size of the
+    images stay open."""
     detector: Path | None = None
     """Folder of a keypoint detector fitted on that model: it is written with it, as ONNX."""
     json: bool = False

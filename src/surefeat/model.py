@@ -195,7 +195,7 @@ class DenseFeatures(nn.Module):
     def from_pretrained(
         cls, source: str | Path | None = None, *, device: str | torch.device | None = None
     ) -> DenseFeatures:
-        """A model in eval mode: the one that ships, or of a model or run folder, or a hub id.
+        """A model in eval mode: one that ships (resnet50, vgg16), a folder, a run or a hub id.
 
         The weights are checked against their hash; device: by default the best there is.
         """

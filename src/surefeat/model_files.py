@@ -9,6 +9,8 @@ from pathlib import Path
 from surefeat.config import ModelConfig, from_dict
 
 WEIGHTS, SETTINGS = "model.safetensors", "model.json"
+SHIPPED = ("resnet50", "vgg16")
+"""Models inside the package, the default one first."""
 
 
 def file_hash(path: Path) -> str:
@@ -18,10 +20,13 @@ def file_hash(path: Path) -> str:
 
 
 def model_folder(source: str | Path | None) -> Path:
-    """The folder that holds a model: shipped, given, inside a run, or fetched from the hub."""
-    if source is None:
-        return Path(__file__).parent / "models" / "resnet50"
-    given = Path(source)
+    """The folder that holds a model: shipped, given, inside a run, or fetched from the hub.
+
+    None is the default one of those that ship; a folder goes before a shipped model of its name.
+    """
+    given = Path(source or SHIPPED[0])
+    if source is None or (str(source) in SHIPPED and not given.exists()):
+        return Path(__file__).parent / "models" / given.name
     for folder in (given, given / "model"):
         if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
             return folder
@@ -29,7 +34,7 @@ def model_folder(source: str | Path | None) -> Path:
         return _from_hub(source)
     raise FileNotFoundError(
         f"no model at {source} (looked for {SETTINGS} and {WEIGHTS}, also in model/); "
-        "pass a folder written by `surefeat pretrain`"
+        f"pass a folder written by `surefeat pretrain`, or {' or '.join(SHIPPED)}"
     )
 
 

@@ -109,9 +109,8 @@ def region_matches(
     """
     chosen = _apart(matches, top, overlap=overlap)
     figure, axes = _side_by_side(
-        image0, image1, f"The {len(chosen)} best region matches, numbered from the best; a number "
-        "and its colour mark one match. Regions that mostly repeat a better one are left out.",
-        beside=1.0,
+        image0, image1, "Region matches, numbered from the best; a number and its colour mark one "
+        f"match. None has a box of a larger IoU than {overlap:g} with a better one's.", beside=1.0,
     )  # fmt: skip
     if not chosen:
         figure.suptitle("no matches")
@@ -167,7 +166,7 @@ def _numbered_boxes(axis: Axes, boxes: list[list[float]]) -> None:
 def _free_corners(
     boxes: list[list[float]], *, width: float, height: float
 ) -> list[tuple[float, float]]:
-    """A corner of each box, inside the photo and away from those of the boxes before."""
+    """A corner of each box, inside the photo; away from those of the boxes before, if one is."""
     margin = 0.03 * max(width, height)
     taken: list[tuple[float, float]] = []
     for x1, y1, x2, y2 in boxes:
