@@ -24,6 +24,7 @@ import torch
 
 from surefeat.boxes import fit_boxes, usable_photos
 from surefeat.data.labels import Labelled, LabelledImages, find_labels
+from surefeat.data.pascal3d import CLASSES
 from surefeat.detect_config import (
     BoxesConfig,
     DetectorConfig,
@@ -47,10 +48,6 @@ from surefeat.eval.detection import Found, average_precision, controls, corloc, 
 from surefeat.model_files import file_hash
 from surefeat.runs import environment, write_json, write_text
 
-RIGID = (
-    "aeroplane", "bicycle", "boat", "bottle", "bus", "car", "chair", "diningtable", "motorbike",
-    "sofa", "train", "tvmonitor",
-)  # fmt: skip
 # As in BoxesConfig; count: boxes per image in the file, regions: of them the first so many compete.
 DEFAULTS = {
     "trunk": "resnet50", "tap": "res4f", "pooled": 3, "hidden": 1024, "method": "prim",
@@ -67,7 +64,7 @@ def load(data: Path, split: str, *, classes: int, limit: int) -> LabelledImages:
     """
     found: list[Labelled] = []
     # The images of voc-nonrigid show the other 8 classes alone.
-    folders, wanted = (("voc",), RIGID) if classes == 12 else (("voc", "voc-nonrigid"), None)
+    folders, wanted = (("voc",), CLASSES) if classes == 12 else (("voc", "voc-nonrigid"), None)
     for folder in folders:
         file = data / folder / "instances.json"
         listed = json.loads(file.read_text())["images"]

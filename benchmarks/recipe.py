@@ -24,6 +24,7 @@ from surefeat.baselines.known import build_row
 from surefeat.baselines.networks import hypercolumn_row, model_row, tap_row
 from surefeat.baselines.rows import Row
 from surefeat.config import Config, from_dict, preset, to_dict
+from surefeat.data.pascal3d import CLASSES
 from surefeat.device import choose_device
 from surefeat.eval.benchmarks import load_benchmark
 from surefeat.eval.matching import measure
@@ -36,11 +37,6 @@ from surefeat.pretraining import pretrain
 from surefeat.runs import environment, write_json
 from surefeat.voting import Voting
 
-RIGID = (
-    "aeroplane", "bicycle", "boat", "bottle", "bus", "car", "chair", "diningtable", "motorbike",
-    "sofa", "train", "tvmonitor",
-)  # fmt: skip
-"""The classes of the photos to learn from; true boxes of others in them are left out."""
 AT_224: dict[str, Any] = {
     "warp.size": 224, "data.side": 256, "loss.ignore_radius": 30.0, "train.steps": 1000,
     "train.decay": "cosine",
@@ -168,7 +164,7 @@ def train(names: Sequence[str], options: argparse.Namespace) -> None:
         if kind in ("boxes", "weak") and crop is None:
             raise SystemExit(f"{name} needs --{'crop' if kind == 'boxes' else 'weak'}")
         if kind == "boxes":
-            find["categories"] = RIGID
+            find["categories"] = CLASSES
         changes = {k: v for k, v in changes.items() if "." in k}
         config = changed(base, {"train.checkpoint_every": 10**9, "train.compile": "off"} | changes)
         if options.steps is not None:

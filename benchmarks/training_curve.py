@@ -10,6 +10,7 @@ all photos, weights) is stored beside them.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def train_and_keep(
     options: argparse.Namespace, config: Config, folder: Path
 ) -> tuple[list[dict[str, Any]], float]:
     """Models of all stages in the folder, when each was reached, and seconds before step 1."""
-    begun, device = time.perf_counter(), choose_device(None)
+    begun, device, run = time.perf_counter(), choose_device(None), Run.start(folder / "run", config)
     keep = without(options.keep, options.without, folder / "kept.txt")
     items = find_images(options.images, keep=keep)
     torch.manual_seed(config.train.seed)
@@ -52,7 +53,7 @@ def train_and_keep(
         if step in options.stages:
             states[step] = (spent, _copy(model))
 
-    train(model, pictures.batches, Run.start(folder / "run", config), config, report=keep_state)
+    train(model, pictures.batches, run, config, report=keep_state)
     for step, (_, state) in states.items():
         model.load_state_dict(state)
         model.save_pretrained(folder / f"step-{step}")
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("training-curve"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    every = 25 if max(options.stages) >= 25 else 1
+    every = math.gcd(*options.stages)
     config = changed(preset("ours"), {
         "train.steps": max(options.stages), "train.log_every": every, "train.check_every": 0,
         "train.checkpoint_every": 10**9,
@@ -92,8 +93,11 @@ def main() -> None:
     last = options.runs / f"step-{stages[-1]['step']}" / WEIGHTS
     result = {
         "row": "ours", "benchmark": "pf-pascal", "split": options.split,
-        "metrics": {"stages": stages, "seconds before the first step": round(start, 1)},
-        "config": to_dict(preset("ours")), "weights_sha256": file_hash(last), **environment(),
+        "metrics": {
+            "stages": stages, "seconds before the first step": round(start, 1),
+            "shipped steps": preset("ours").train.steps,
+        },
+        "config": to_dict(config), "weights_sha256": file_hash(last), **environment(),
     }  # fmt: skip
     path = Path(__file__).parents[1] / "results" / "training_curve.json"
     write_json(options.out or path, result)

@@ -54,7 +54,11 @@ SEARCH = {
     "1,000 steps at 320 px, cosine": ("second search", "view-320, 1/2:1"),
     "500 steps at 320 px, constant rate (shipped)": ("second search", "view-320-mid, 1/2:1"),
     "the same with 32 pairs a step": ("second search", "view-320-short, 1/2:1"),
-    "VGG16, 500 steps at 320 px": ("second search", "vgg16-ours, 1/2:1"),
+    "true boxes of the 12 classes": ("third search", "boxes, 1/2:1"),
+    "occluders over the second views": ("third search", "occluders, 1/2:1"),
+    "the same w/o confidence": ("third search", "occluders-without-confidence, 1/2:1"),
+    "VGG16 to pool4, conv4 + head": ("second search", "vgg16-ours, 1/2:1"),
+    "VGG16 with conv5, conv5 + head (shipped)": ("third search", "vgg16-conv5, 1/2:1"),
 }
 """Line of the table -> where it is in recipe_search.json."""
 
@@ -75,8 +79,7 @@ NAMES = {
     "weakbox": "ours, trained on boxes found from labels",
     "nonrigid": "ours, trained on all 20 classes",
     "vgg16-ours": "**ours, VGG16** (shipped)",
-    "paper": "recipe as printed, sigma held longer",
-    "paper-without-confidence": "the same w/o confidence",
+    "paper-without-confidence": "the paper's recipe w/o confidence (with it: stopped, see below)",
     "res4d": "res4d, untrained",
     "res4c": "res4c, untrained",
     "res4c@224+320": "res4c, seen at 224 and 320 px",
@@ -150,30 +153,32 @@ def _with_spread(metrics: dict[str, Any], key: str) -> str:
     return f"{metrics[key]:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
 
 
+BOX_ROWS = {
+    "wsddn-rigid12": "detector learned from labels, on EdgeBoxes",
+    "wsddn-rigid12-prim": "the same on Randomized Prim's regions, more epochs",
+    "wsddn-all20": "detector learned from labels, on EdgeBoxes",
+}
+BOX_CONTROLS = {"centre box, 0.5 of the area": "centre box, half of the area",
+                "largest proposal": "largest proposal"}  # fmt: skip
+
+
 def boxes() -> str:
     """Boxes from image labels: right ones on VOC train, average precision on VOC val."""
     rows = [["", "classes", "CorLoc, train", "mAP@0.5, val", "right among the kept", "from"]]
-    for path in sorted((HERE / "boxes").glob("*.json")):
-        found = json.loads(path.read_text())
+    for name, title in BOX_ROWS.items():
+        if not (HERE / f"boxes/{name}.json").is_file():
+            continue
+        found = read(f"boxes/{name}.json")
         metrics, classes = found["metrics"], found["split"].rsplit(", ", 1)[-1].split()[0]
-        corloc, ap = metrics["corloc on train"], metrics["ap@0.5 on val"]
-        for row, title in {"detector": BOX_ROWS[found["row"]], **BOX_CONTROLS}.items():
-            own = row == "detector"
-            kept = f"{100 * metrics['right boxes among the kept']:.1f}" if own else ""
+        corloc, ap = metrics["corloc on train"], metrics.get("ap@0.5 on val")
+        for row, label in {"detector": title, **BOX_CONTROLS}.items():
+            kept = f"{100 * metrics['right boxes among the kept']:.1f}"
             rows.append([
-                title, classes, f"{100 * corloc[row]['mean']:.1f}",
-                f"{100 * ap[row]['map (area)']:.1f}", kept,
-                _link(str(path.relative_to(HERE))) if own else "",
+                label, classes, f"{100 * corloc[row]['mean']:.1f}",
+                f"{100 * ap[row]['map (area)']:.1f}" if ap else "",
+                *((kept, _link(f"boxes/{name}.json")) if row == "detector" else ("", "")),
             ])  # fmt: skip
     return markdown(rows)
-
-
-BOX_ROWS = {
-    "wsddn-rigid12": "detector learned from labels", "wsddn-all20": "detector learned from labels",
-    "wsddn-rigid12-prim": "the same on Randomized Prim's regions, twice as many epochs and regions",
-}  # fmt: skip
-BOX_CONTROLS = {"centre box, 0.5 of the area": "centre box, half of the area",
-                "largest proposal": "largest proposal"}  # fmt: skip
 
 
 RULES = (

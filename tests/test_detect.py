@@ -197,6 +197,11 @@ def test_an_unknown_layer_names_the_known_ones() -> None:
         Detector(DetectorConfig(trunk="small", tap="res9z"), ("a", "b"))
 
 
+def test_the_name_of_conv5_for_pretraining_names_that_of_the_detector() -> None:
+    with pytest.raises(ValueError, match=r"vgg16-conv5 .* pass vgg16, which is conv5 here"):
+        Detector(DetectorConfig(trunk="vgg16-conv5", pooled=1, hidden=8), ("a", "b"))
+
+
 def test_a_saved_detector_comes_back(tmp_path: Path) -> None:
     torch.manual_seed(0)
     detector = Detector(SMALL, ("cat", "dog")).eval()

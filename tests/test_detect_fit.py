@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from surefeat import detect_maps, detect_train
+from surefeat.backbone import Small
 from surefeat.boxes import fit_boxes, predict_boxes
 from surefeat.cli import main
 from surefeat.data.labels import LabelledImages, find_labels
@@ -101,9 +103,9 @@ def settings(**learn: Any) -> BoxesConfig:
 
 def fit(folder: Path, out: Path, config: BoxesConfig, **more: Any) -> Detector:
     found = more.pop("found", None) or find_labels(folder / "photos")
-    file = folder / "proposals.npz"
+    file, init = folder / "proposals.npz", more.pop("init", "none")
     return fit_boxes(
-        found, out=out, config=config, init="none", proposals=file, device="cpu", quiet=True, **more
+        found, out=out, config=config, init=init, proposals=file, device="cpu", quiet=True, **more
     ).detector
 
 
@@ -207,11 +209,16 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("few"), count=4, boxes=12)
 
 
+@pytest.mark.parametrize("trained", ["none", "all"])
 def test_an_interrupted_run_resumes_to_the_same_weights(
-    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: str, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = settings(epochs=4, trained="all", log_every=2)
-    whole = fit(few, tmp_path / "whole", config)
+    config, init = settings(epochs=4, trained=trained, log_every=2), tmp_path / "small.safetensors"
+    with torch.random.fork_rng(devices=[]):
+        # Another seed than the run's: a resumed run that made its trunk anew would have another.
+        torch.manual_seed(config.learn.seed + 1)
+        save_file(Small().state_dict(), init)
+    whole = fit(few, tmp_path / "whole", config, init=init)
     step = detect_train.one_step
 
     def interrupted(job: Any, number: int, total: int, *, count: int) -> torch.Tensor:
@@ -221,11 +228,12 @@ def test_an_interrupted_run_resumes_to_the_same_weights(
 
     monkeypatch.setattr(detect_train, "one_step", interrupted)
     with pytest.raises(KeyboardInterrupt, match="stopped after step 5; checkpoint saved"):
-        fit(few, tmp_path / "run", config)
+        fit(few, tmp_path / "run", config, init=init)
     monkeypatch.setattr(detect_train, "one_step", step)
     with pytest.raises(FileExistsError, match="--resume"):
-        fit(few, tmp_path / "run", config)
-    again = fit(few, tmp_path / "run", BoxesConfig(), resume=True)
+        fit(few, tmp_path / "run", config, init=init)
+    # The initial weights are asked for no more: this file does not exist.
+    again = fit(few, tmp_path / "run", BoxesConfig(), init="nowhere.safetensors", resume=True)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
     steps = [row["step"] for row in Run(tmp_path / "run").metrics()]

@@ -86,7 +86,7 @@ class Extract:
     out: Path
     """Folder for the feature files."""
     model: str | None = None
-    """Model or run folder; resnet50 (default) or vgg16 for those that ship."""
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
     side: int | None = None
     """Longest side at which images are seen, network pixels."""
     batch: int = 16
@@ -142,7 +142,7 @@ class Match:
     voting: bool = True
     """Let neighbouring matches agree; the paper goes without."""
     model: str | None = None
-    """Model or run folder; resnet50 (default) or vgg16 for those that ship."""
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
     side: tuple[int, ...] = ()
     """Longest side at which photos are seen, network pixels; of several the scores add up."""
     device: str | None = None
@@ -169,7 +169,7 @@ class Demo:
     """A web page on this machine: drop two photos, click a point, see its match."""
 
     model: str | None = None
-    """Model or run folder; resnet50 (default) or vgg16 for those that ship."""
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
     port: int = 7860
     """Local port."""
 

@@ -23,7 +23,7 @@ class EvaluateSelf:
     source: Positional[Path]
     """Folder, list, tar shards or COCO json."""
     model: str | None = None
-    """Model or run folder; resnet50 (default) or vgg16 for those that ship."""
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
     count: int = 64
     """Images to check on, drawn at random."""
     seed: int = 1
@@ -47,7 +47,7 @@ class EvaluateParts:
     """Part matching across new instances of the synthetic categories, and confidence on objects."""
 
     model: str | None = None
-    """Model or run folder; resnet50 (default) or vgg16 for those that ship."""
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
     count: int = 64
     """Instances drawn."""
     size: int = 112
@@ -78,7 +78,7 @@ class EvaluateMatching:
     """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, sift, hog, or
     NAME=FOLDER for another trained model."""
     model: str | None = None
-    """Model or run folder of the row ours; resnet50 (default) or vgg16 for those that ship."""
+    """Of the row ours: model or run folder, or a shipped model: resnet50 (default), vgg16."""
     init: tuple[str, ...] = ("imagenet",)
     """ImageNet weights of the untrained rows: imagenet (downloaded), or files, one per trunk."""
     out: Path = Path("results")

@@ -12,13 +12,15 @@ from surefeat.cli_evaluate import say
 
 @dataclass(frozen=True)
 class Export:
-    """Write the extractor, or a keypoint detector, as ONNX (.onnx) or torch.export (.pt2)."""
+    """Write the extractor, or a keypoint detector, as ONNX (.onnx) or torch.export (.pt2).
+
+    Batch and size of the images stay open.
+    """
 
     path: Positional[Path]
     """File to write; its extension decides."""
     model: str | None = None
-    """Model or run folder; resnet50 (default) or vgg16 for those that ship. Batch and size of the
-    images stay open."""
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
     detector: Path | None = None
     """Folder of a keypoint detector fitted on that model: it is written with it, as ONNX."""
     json: bool = False

@@ -24,7 +24,7 @@ class EvaluateFewShot:
     """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, or NAME=FOLDER
     for another trained model."""
     model: str | None = None
-    """Model or run folder of the row ours; resnet50 (default) or vgg16 for those that ship."""
+    """Of the row ours: model or run folder, or a shipped model: resnet50 (default), vgg16."""
     init: tuple[str, ...] = ("imagenet",)
     """ImageNet weights of the untrained rows: imagenet (downloaded), or files, one per trunk."""
     raw: bool = False

@@ -28,7 +28,7 @@ class KeypointsFit:
     categories: tuple[str, ...] | None = None
     """Learn only these categories; by default all that have labels."""
     model: str | None = None
-    """Model or run folder with the features; resnet50 (default) or vgg16 for those that ship."""
+    """With the features: model or run folder, or a shipped model: resnet50 (default), vgg16."""
     device: str | None = None
     """cuda, cpu, mps; by default the best there is."""
     json: bool = False
@@ -79,7 +79,7 @@ class KeypointsPredict:
     pictures: bool = True
     """Draw every photo with its keypoints."""
     model: str | None = None
-    """The model it was fitted with; resnet50 (default) or vgg16 for those that ship."""
+    """The model it was fitted with: folder, or a shipped model: resnet50 (default), vgg16."""
     device: str | None = None
     """cuda, cpu, mps; by default the best there is."""
     json: bool = False

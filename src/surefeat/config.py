@@ -78,7 +78,8 @@ class ModelConfig:
     """The network (paper, section 3.6)."""
 
     trunk: str = "resnet50"
-    """resnet50, vgg16 (to pool4), vgg16-conv5 (its next three layers too), small, or timm:NAME."""
+    """resnet50, vgg16 (to pool4), vgg16-conv5 (three layers more), small, or timm:NAME (the timm
+    extra)."""
     stride_in_1x1: bool = False
     """ResNet v1 (stride in the first 1x1 of a block) instead of v1.5, torchvision's own."""
     channels: int = 128
@@ -162,8 +163,8 @@ class Config:
 
 
 _LEAST = {
-    "model.channels": 1, "warp.size": 16, "loss.points": 2, "loss.negatives": 1, "train.steps": 0,
-    "train.batch": 1, "data.side": 16,
+    "model.channels": 1, "warp.size": 16, "warp.occluders": 0, "loss.points": 2,
+    "loss.negatives": 1, "train.steps": 0, "train.batch": 1, "data.side": 16,
 }  # fmt: skip
 
 
@@ -174,6 +175,10 @@ def check_numbers(config: Config) -> None:
         value = getattr(getattr(config, group), field_name)
         if value < least:
             raise ValueError(f"--{name} is {value}; use at least {least}")
+    if config.warp.occluders > 1:
+        raise ValueError(f"--warp.occluders is {config.warp.occluders}, a share; use at most 1")
+    if config.warp.occluders and config.train.batch < 2:
+        raise ValueError("--warp.occluders needs a second image; use --train.batch 2 or more")
 
 
 def preset(name: Literal["ours", "paper", "small"]) -> Config:

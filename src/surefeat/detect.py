@@ -220,6 +220,10 @@ def drop(values: Tensor, share: float, generator: torch.Generator | None) -> Ten
 def _trunk(config: DetectorConfig) -> Trunk:
     if config.trunk == "vgg16":
         return Vgg16(conv5=True)
+    if config.trunk == "vgg16-conv5":
+        # Its hidden layers would stay random: they are looked for under the detector's own name.
+        fix = "pass vgg16, which is conv5 here"
+        raise ValueError(f"--detector.trunk vgg16-conv5 is the name for pretraining; {fix}")
     return build_trunk(config.trunk, stride_in_1x1=config.stride_in_1x1)
 
 

@@ -41,6 +41,8 @@ class Job:
     optimiser: torch.optim.Optimizer
     config: LearnConfig
     run: Run
+    first: int
+    """Step to begin with: 0, or where the newest checkpoint stopped."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def learn(
     Ctrl-C and SIGTERM end it after the current step with a checkpoint.
     """
     job = _begin(detector, photos, run, config, quiet=quiet)
-    first, total = _restore(job), steps_of(config, len(photos))
+    first, total = job.first, steps_of(config, len(photos))
     sums, since, last = torch.zeros(2, device=detector.scale.device), time.perf_counter(), first
     bar = tqdm(total=total, initial=first, desc="learning", unit="step", disable=quiet)
     with stop_requests() as asked, fast_arithmetic(enabled=config.amp), bar:
@@ -141,6 +143,9 @@ def _begin(
         detector.trunk.last_stage.requires_grad_(True)
     if device.type == "cuda":
         detector.trunk.to(memory_format=torch.channels_last)
+    optimiser = make_optimiser(detector, config)
+    # Before the maps: a resumed run has its trunk's weights from the checkpoint alone.
+    first = _restore(run, detector, optimiser)
     options = {"flips": config.flips, "amp": config.amp}
     maps: KeptMaps | FreshMaps
     if config.trained == "none" and maps_fit(detector, photos, config.scales, **options):
@@ -149,7 +154,7 @@ def _begin(
         maps = FreshMaps(detector, photos, amp=config.amp)
     boxes = stack_boxes(photos, device=device)
     labels = stack_labels(photos, detector.categories).to(device)
-    return Job(detector, maps, boxes, labels, make_optimiser(detector, config), config, run)
+    return Job(detector, maps, boxes, labels, optimiser, config, run, first)
 
 
 def make_optimiser(detector: Detector, config: LearnConfig) -> torch.optim.Optimizer:
@@ -196,10 +201,10 @@ def _save(job: Job, step: int) -> None:
     job.run.save_checkpoint(Checkpoint(step, tensors, {}))
 
 
-def _restore(job: Job) -> int:
+def _restore(run: Run, detector: Detector, optimiser: torch.optim.Optimizer) -> int:
     """The newest checkpoint into detector and optimiser; -> the first step to do."""
-    checkpoint = job.run.load_checkpoint()
+    checkpoint = run.load_checkpoint()
     if checkpoint is None:
         return 0
-    checkpoint.restore(job.detector, job.optimiser)
+    checkpoint.restore(detector, optimiser)
     return checkpoint.step

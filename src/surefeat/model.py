@@ -215,8 +215,8 @@ class DenseFeatures(nn.Module):
 def _lower_layer(config: ModelConfig, taps: list[str]) -> str:
     """The layer that matching adds: the paper's, or the one that was asked for."""
     if config.lower == "auto":
-        printed = {"resnet50": "res4c", "vgg16": "pool4", "small": "conv4"}
-        return printed.get(config.trunk, taps[-2])
+        layers = {"resnet50": "res4c", "vgg16": "pool4", "vgg16-conv5": "pool4", "small": "conv4"}
+        return layers.get(config.trunk, taps[-2])
     if config.lower not in taps:
         known = ", ".join(taps)
         raise ValueError(

@@ -22,14 +22,17 @@ def file_hash(path: Path) -> str:
 def model_folder(source: str | Path | None) -> Path:
     """The folder that holds a model: shipped, given, inside a run, or fetched from the hub.
 
-    None is the default one of those that ship; a folder goes before a shipped model of its name.
+    None is the default one of those that ship; a model folder goes before a shipped one's name.
     """
-    given = Path(source or SHIPPED[0])
-    if source is None or (str(source) in SHIPPED and not given.exists()):
-        return Path(__file__).parent / "models" / given.name
+    shipped = Path(__file__).parent / "models"
+    if source is None:
+        return shipped / SHIPPED[0]
+    given = Path(source)
     for folder in (given, given / "model"):
         if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
             return folder
+    if str(source) in SHIPPED:
+        return shipped / str(source)
     if isinstance(source, str) and source.count("/") == 1 and not given.exists():
         return _from_hub(source)
     raise FileNotFoundError(

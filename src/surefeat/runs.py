@@ -53,7 +53,7 @@ class Checkpoint:
         optimiser.load_state_dict({"state": state, "param_groups": groups})
         for parameter, held in optimiser.state.items():
             for part, value in held.items():
-                if value.shape == parameter.shape:
+                if part != "step" and value.shape == parameter.shape:
                     # In the parameter's own layout (channels last, on CUDA), or fused steps refuse.
                     held[part] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 

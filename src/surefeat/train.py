@@ -6,6 +6,7 @@ resumed run, or one on another number of processes, sees what an undisturbed one
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,12 +146,13 @@ def begin(
         model.to(memory_format=torch.channels_last)
     optimiser = make_optimiser(model, config.train)
     progress = restore(run, model, optimiser)
-    step = make_step(_wrapped(model, part, config.train), config)
+    step = make_step(_wrapped(model, part, config), config)
     log = Log(device, part)
     job = Job(model, step, optimiser, progress, run, config, part, log, check, report)
     # From here on a resumed run needs no initial weights, and a bad one has a state to go back to.
     if progress.step == 0:
         save(job)
+        log.since = time.perf_counter()
     return job
 
 
@@ -198,10 +200,15 @@ def step_draws(step: int, config: Config, device: torch.device) -> Draws:
     return draw(config.train.batch, points=config.loss.points, generator=generator)
 
 
-def _wrapped(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module:
+def _wrapped(model: DenseFeatures, part: Part, config: Config) -> nn.Module:
     if part.world == 1:
         return model
-    if config.batch_norm == "trained":
+    if config.warp.occluders:
+        raise ValueError(
+            "an occluder is of the batch's next image, which another process may hold; "
+            "pass --warp.occluders 0, or train with one process"
+        )
+    if config.train.batch_norm == "trained":
         raise ValueError(
             "statistics of a batch shared by processes would differ between them; "
             "pass --train.batch-norm frozen, or train with one process"

@@ -100,7 +100,7 @@ def accuracy_over_time(result: dict[str, Any]) -> Figure:
     )  # fmt: skip
     axis = figure.subplots()
     seconds = [stage["seconds"] for stage in stages]
-    shipped = result["config"]["train"]["steps"]
+    shipped = result["metrics"]["shipped steps"]
     for colour, (route, name) in zip(PALETTE[:2], _ROUTES.items(), strict=True):
         values = [stage["pck"][route] for stage in stages]
         axis.plot(seconds, values, "o-", color=colour, markersize=4, label=name)
