@@ -34,8 +34,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     (
         "detect_proposals", "detect_data", "detect_maps", "detect_train",
         "detect_select", "boxes",
-        "runs", "monitor", "optimiser", "train", "pretraining", "extract", "keypoint_files",
-        "keypoint_views", "keypoints", "eval.*", "baselines.*",
+        "checkpoints", "runs", "monitor", "optimiser", "train", "pretraining", "extract",
+        "keypoint_files", "keypoint_views", "keypoints", "eval.*", "baselines.*",
     ),
     (
         "viz", "viz_style", "viz_curves", "viz_matches", "viz_results", "viz_boxes", "viz_fewshot",
@@ -148,7 +148,7 @@ def test_the_check_of_imports_sees_those_in_functions(tmp_path: Path) -> None:
 
 def test_inference_does_not_import_training() -> None:
     known = modules()
-    training = {"train", "pretraining", "runs", "monitor", "optimiser"}
+    training = {"train", "pretraining", "checkpoints", "runs", "monitor", "optimiser"}
     waiting, seen = ["model", "features", "image"], set[str]()
     while waiting:
         name = waiting.pop()

@@ -92,3 +92,14 @@ def test_numbers_that_cannot_work_are_refused_by_their_flag(
     changed = replace(getattr(config, group), **{name: value})
     with pytest.raises(ValueError, match=f"--{group}.{name} is {value}; use at least"):
         check_numbers(replace(config, **{group: changed}))
+
+
+@pytest.mark.parametrize(
+    ("occluders", "batch", "said"),
+    [(1.5, 4, "a share; use at most 1"), (-0.1, 4, "use at least 0"), (0.5, 1, "batch 2 or more")],
+)
+def test_occluders_that_cannot_be_are_refused(occluders: float, batch: int, said: str) -> None:
+    config = preset("small")
+    warp, train = replace(config.warp, occluders=occluders), replace(config.train, batch=batch)
+    with pytest.raises(ValueError, match=said):
+        check_numbers(replace(config, warp=warp, train=train))

@@ -12,6 +12,7 @@ from PIL import Image
 
 from surefeat.config import ModelConfig
 from surefeat.model import SETTINGS, WEIGHTS, DenseFeatures, file_hash, model_folder
+from surefeat.model_files import SHIPPED
 from surefeat.weights import quantise, widen
 
 SMALL = ModelConfig(trunk="small", channels=8, longest_side=64)
@@ -124,12 +125,29 @@ def test_an_unknown_lower_layer_is_refused_with_the_known_ones() -> None:
         DenseFeatures(ModelConfig(trunk="small", lower="res4c"))
 
 
-def test_the_shipped_model_is_whole_and_loads_without_network() -> None:
-    folder = model_folder(None)
+@pytest.mark.parametrize(("name", "channels"), [(None, 1024), ("resnet50", 1024), ("vgg16", 512)])
+def test_shipped_models_are_whole_and_load_without_network(name: str | None, channels: int) -> None:
+    folder = model_folder(name)
     settings = json.loads((folder / SETTINGS).read_text())
     assert file_hash(folder / WEIGHTS) == settings["sha256"]
-    model = DenseFeatures.from_pretrained(device="cpu")
+    model = DenseFeatures.from_pretrained(name, device="cpu")
     (found,) = model.extract(_photo((96, 128)), longest_side=128)
     assert found.descriptors.shape == (128, 6, 8)
-    assert found.lower.shape == (1024, 6, 8)
+    assert found.lower.shape == (channels, 6, 8)
+    assert found.reliability is not None
     torch.testing.assert_close(found.descriptors.norm(dim=0), torch.ones(6, 8))
+
+
+def test_shipped_models_fit_into_forty_megabytes() -> None:
+    sizes = [(model_folder(name) / WEIGHTS).stat().st_size for name in SHIPPED]
+    assert sum(sizes) < 40e6
+
+
+def test_a_folder_of_a_shipped_models_name_counts_if_it_holds_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vgg16").mkdir()
+    assert model_folder("vgg16") == model_folder(None).parent / "vgg16"
+    DenseFeatures(ModelConfig(trunk="small", channels=4)).save_pretrained("vgg16")
+    assert model_folder("vgg16") == Path("vgg16")

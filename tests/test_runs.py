@@ -13,16 +13,9 @@ import torch
 from torch import nn
 
 from surefeat import runs
+from surefeat.checkpoints import Checkpoint, state_tensors
 from surefeat.config import preset
-from surefeat.runs import (
-    Checkpoint,
-    Run,
-    commit,
-    environment,
-    state_tensors,
-    write_bytes,
-    write_json,
-)
+from surefeat.runs import Run, commit, environment, write_bytes, write_json
 
 SMALL = preset("small")
 

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = sorted((ROOT / "results").rglob("*.json"))
 
 
-def test_readme_tables_are_those_of_the_results() -> None:
+def test_readme_tables_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "results"))
     spec = importlib.util.spec_from_file_location("tables", ROOT / "results" / "tables.py")
     assert spec is not None
     assert spec.loader is not None

@@ -22,7 +22,7 @@ def result(*, shipped: int = 20) -> dict[str, Any]:
     ]
     return {
         "benchmark": "pf-pascal", "split": "val", "hardware": "a machine",
-        "config": {"train": {"steps": shipped}}, "metrics": {"stages": stages},
+        "metrics": {"stages": stages, "shipped steps": shipped},
     }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from surefeat.checkpoints import Checkpoint, state_tensors
 from surefeat.data.batches import batch_indices
 from surefeat.detect import Detector, to_cells
 from surefeat.detect_config import LearnConfig
@@ -23,7 +24,7 @@ from surefeat.detect_data import Boxes, Photo, stack_boxes, stack_labels
 from surefeat.detect_loss import image_log_loss, spatial_regulariser
 from surefeat.detect_maps import FreshMaps, KeptMaps, maps_fit
 from surefeat.monitor import TrainingStoppedError, stop_requests
-from surefeat.runs import Checkpoint, Run, state_tensors
+from surefeat.runs import Run
 from surefeat.train import fast_arithmetic
 
 _LOG = logging.getLogger(__name__)

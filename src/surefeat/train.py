@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefeat.checkpoints import Checkpoint, state_tensors
 from surefeat.config import Config, TrainConfig
 from surefeat.data.batches import Batches, Part, StreamedBatches
 from surefeat.loss import PairLoss, pair_loss
 from surefeat.model import DenseFeatures, Maps
 from surefeat.monitor import Due, Log, Progress, all_finite, refuse_bad, stop_requests, told_to_stop
 from surefeat.optimiser import make_optimiser, update
-from surefeat.runs import Checkpoint, Run, state_tensors
+from surefeat.runs import Run
 from surefeat.warp import Draws, corresponding_points, draw, two_views
 
 Step = Callable[..., tuple[PairLoss, Tensor]]
