@@ -9,11 +9,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn import functional as F
 
 from surefeat.backbone import Vgg16
+from surefeat.data.labels import Labelled
+from surefeat.data.sources import Item, Place
 from surefeat.detect import Detector, drop, pool, to_cells
-from surefeat.detect_config import DetectorConfig
+from surefeat.detect_config import DetectorConfig, LearnConfig
+from surefeat.detect_data import Photo
 from surefeat.detect_loss import class_region_scores, image_log_loss, spatial_regulariser
+from surefeat.detect_proposals import Proposals
+from surefeat.detect_train import calibrate
 from surefeat.geometry import Frame, box_iou
 
 SMALL = DetectorConfig(trunk="small", hidden=16, pooled=3)
@@ -185,6 +191,31 @@ def test_proposal_scores_scale_the_features() -> None:
     # Without biases the layers are homogeneous: 1 + 10 x 0.3 comes out as a factor of 4.
     torch.testing.assert_close(scored[0, 0], plain[0, 0])
     torch.testing.assert_close(scored[0, 1], 4 * plain[0, 1])
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_what_fc6_sees_is_scaled_to_a_mean_square_of_one(scored: bool) -> None:
+    """By a loop over boxes and bins; the proposals' own scores count where they have some."""
+    side, photos = 64, []
+    for number in range(3):
+        boxes = random_boxes(5, size=(side, side), seed=number)
+        scores = torch.rand(5, generator=generator(number)) if scored else None
+        image = Labelled(str(number), Item(str(number), Place(str(number))), frozenset({"a"}))
+        pixels = torch.randint(0, 256, (3, side, side), generator=generator(number))
+        photos.append(Photo(image, pixels.byte(), (side, side), Proposals(boxes, scores)))
+    config = DetectorConfig(trunk="small", tap="conv3", pooled=2, hidden=8)
+    detector = Detector.create(config, ("a", "b"), init="none")
+    calibrate(detector, photos, LearnConfig(scales=(side,)))
+    squares = []
+    for photo in photos:
+        (maps,) = detector.maps(photo.pixels[None].float() / 255)
+        for index, box in enumerate(photo.proposals.boxes):
+            shape = (maps.shape[-2], maps.shape[-1])
+            x1, y1, x2, y2 = slow_cells(box, size=(side, side), shape=shape)
+            bins = F.adaptive_max_pool2d(maps[:, y1 : y2 + 1, x1 : x2 + 1], 2)
+            gain = 1.0 if photo.proposals.scores is None else 1 + 10 * photo.proposals.scores[index]
+            squares.append((bins * gain * detector.scale).square().mean())
+    assert float(torch.stack(squares).mean()) == pytest.approx(1.0, rel=1e-4)
 
 
 def test_a_detector_needs_two_categories() -> None:

@@ -105,6 +105,13 @@ class Detector(nn.Module):
         found: Tensor = self.trunk((images - self.mean) / self.std, (self.tap,))[self.tap]
         return found
 
+    def pooled(self, maps: Tensor, cells: Tensor, box_scores: Tensor | None) -> Tensor:
+        """What fc6 sees of the boxes (B, R, D): see `forward`."""
+        found = pool(maps, cells, size=self.config.pooled) * self.scale
+        if box_scores is None:
+            return found
+        return found * (1 + self.config.score_weight * box_scores)[..., None]
+
     def forward(
         self,
         maps: Tensor,
@@ -118,9 +125,7 @@ class Detector(nn.Module):
 
         generator: draws what dropout switches off; without it nothing is.
         """
-        hidden = pool(maps, cells, size=self.config.pooled) * self.scale
-        if box_scores is not None:
-            hidden = hidden * (1 + self.config.score_weight * box_scores)[..., None]
+        hidden = self.pooled(maps, cells, box_scores)
         for layer in (self.fc6, self.fc7):
             hidden = drop(F.relu(layer(hidden)), self.config.dropout, generator)
         scores = class_region_scores(

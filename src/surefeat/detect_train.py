@@ -174,15 +174,22 @@ def make_optimiser(detector: Detector, config: LearnConfig) -> torch.optim.Optim
 
 
 def calibrate(detector: Detector, photos: Sequence[Photo], config: LearnConfig) -> None:
-    """Scale the pooled features to a mean square of 1: for hidden layers from random weights."""
+    """Scale what fc6 sees to a mean square of 1: for hidden layers from random weights.
+
+    Maxima over bins are far larger than the map they are of, and proposal scores enlarge them.
+    """
     some = photos[:: max(1, len(photos) // 16)][:16]
     fresh = FreshMaps(detector.eval().requires_grad_(False), some, amp=config.amp)
-    device, squares, cells = detector.scale.device, 0.0, 0
+    device = detector.scale.device
+    every, squares = stack_boxes(some, device=device), []
+    detector.scale.fill_(1.0)
     for row in range(len(some)):
         rows, flips = torch.tensor([row], device=device), torch.tensor([False], device=device)
-        maps = fresh.of(rows, flips, scale=config.scales[0]).maps.float()
-        squares, cells = squares + float(maps.square().sum()), cells + maps.numel()
-    detector.scale.fill_((cells / max(squares, 1e-12)) ** 0.5)
+        seen, boxes = fresh.of(rows, flips, scale=config.scales[0]), every.rows(rows)
+        cells = to_cells(boxes.boxes, boxes.sizes, seen.shapes)
+        features = detector.pooled(seen.maps, cells, boxes.scores)[boxes.valid]
+        squares.append(features.square().mean())
+    detector.scale.copy_(torch.stack(squares).mean().clamp_min(1e-12).rsqrt())
 
 
 def _seed(seed: int, step: int) -> int:
