@@ -16,7 +16,7 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from surefeat.detect_select import (
     Candidate,
     Scored,
     Selection,
+    agreed,
     best_boxes,
     score_photos,
     select,
@@ -50,9 +51,10 @@ from surefeat.runs import environment, write_json, write_text
 
 # As in BoxesConfig; count: boxes per image in the file, regions: of them the first so many compete.
 DEFAULTS = {
-    "trunk": "resnet50", "tap": "res4f", "pooled": 3, "hidden": 1024, "method": "prim",
-    "count": 500, "regions": 500, "smallest": 0.04, "epochs": 8, "batch": 4, "trained": "none",
+    "trunk": "resnet50", "tap": "res5c", "pooled": 2, "hidden": 1024, "method": "prim",
+    "count": 500, "regions": 250, "smallest": 0.04, "epochs": 4, "batch": 4, "trained": "none",
     "optimiser": "adamw", "lr": 1e-4, "trunk-lr": 1e-5, "regulariser": 1e-4, "seed": 0,
+    "agreement": 0.0,
 }  # fmt: skip
 
 
@@ -111,14 +113,16 @@ def corlocs(
     return table
 
 
-def precisions(scored: Sequence[Scored], categories: Sequence[str]) -> dict[str, dict[str, float]]:
+def precisions(
+    scored: Sequence[Scored], categories: Sequence[str], *, agreement: float
+) -> dict[str, dict[str, float]]:
     """AP at IoU 0.5 of the detector; controls have its image scores, and their own box."""
     shown = [each.photo.image for each in scored]
     rows: dict[tuple[str, str], dict[str, Found]] = {}
     for each in scored:
         boxes, totals = each.photo.proposals.boxes, each.image_scores().cpu()
         fixed = controls(boxes, each.photo.size)
-        for k, found in enumerate(suppress(boxes, each.scores)):
+        for k, found in enumerate(suppress(boxes, agreed(boxes, each.scores, agreement))):
             here = {"detector": found}
             here |= {name: Found(box[None], totals[k, None]) for name, box in fixed.items()}
             for name, one in here.items():
@@ -146,7 +150,9 @@ def settings(options: argparse.Namespace) -> BoxesConfig:
             trunk_lr=options.trunk_lr, optimiser=options.optimiser, scales=tuple(options.scales),
             regulariser=options.regulariser, seed=options.seed, checkpoint_every=0,
         ),
-        select=SelectConfig(scales=tuple(options.test_scales or options.scales)),
+        select=SelectConfig(
+            scales=tuple(options.test_scales or options.scales), agreement=options.agreement
+        ),
         regions=options.regions,
         smallest=options.smallest,
         side=384,
@@ -166,7 +172,13 @@ def measure(options: argparse.Namespace, config: BoxesConfig) -> dict[str, Any]:
     passed = {"scales": config.select.scales, "amp": config.learn.amp}
     photos, _ = usable_photos(train.images, known, config)
     scored = score_photos(done.detector, photos, **passed)
-    best = [found for each in scored for found in best_boxes(each, train.categories)]
+    agreement = config.select.agreement
+
+    def choose(found: Iterable[Scored]) -> list[Candidate]:
+        chosen = (best_boxes(each, train.categories, agreement=agreement) for each in found)
+        return [best for boxes in chosen for best in boxes]
+
+    best = choose(scored)
     times.append(time.perf_counter())
     selection = write_boxes(options.out / "boxes.json", best, photos, train.categories, config)
     metrics = {
@@ -179,10 +191,11 @@ def measure(options: argparse.Namespace, config: BoxesConfig) -> dict[str, Any]:
     times.append(time.perf_counter())
     scored = list(score_photos(done.detector, more, **passed))
     times.append(time.perf_counter())
-    metrics |= {"val images": len(more), "ap@0.5 on val": precisions(scored, train.categories)}
+    precision = precisions(scored, train.categories, agreement=agreement)
+    metrics |= {"val images": len(more), "ap@0.5 on val": precision}
     names = {image.name for image in learnable(options.data, val.images)}
     allowed = [each for each in scored if each.photo.image.name in names]
-    best += [found for each in allowed for found in best_boxes(each, train.categories)]
+    best += choose(allowed)
     both = [*photos, *(each.photo for each in allowed)]
     write_boxes(options.out / "boxes_trainval.json", best, both, train.categories, config)
     times.append(time.perf_counter())

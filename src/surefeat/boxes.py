@@ -123,7 +123,7 @@ def predict_boxes(
         scales, amp = config.select.scales, config.learn.amp
         for each in score_photos(detector, photos, scales=scales, amp=amp):
             sizes[each.photo.image.name] = each.photo.size
-            candidates += best_boxes(each, detector.categories)
+            candidates += best_boxes(each, detector.categories, agreement=config.select.agreement)
         bar.update(len(part))
     bar.close()
     selection = select(candidates, config.select)

@@ -100,6 +100,9 @@ class SelectConfig:
     Bilen & Vedaldi has the sum."""
     median: bool = True
     """Drop the boxes of a class that score less than its median [P]."""
+    agreement: float = 0.0
+    """A box's score is the sum over all boxes of their scores times IoU to this power [C]; 0: its
+    own score alone [P]."""
 
     @property
     def passes(self) -> int:
@@ -138,6 +141,8 @@ def check_boxes_config(config: BoxesConfig) -> None:
             raise ValueError(f"--{name} is {value}; use at least 1")
     if config.detector.temperature <= 0:
         raise ValueError("--detector.temperature must be more than 0; the paper has 2")
+    if config.select.agreement < 0:
+        raise ValueError("--select.agreement must be 0 or more; 0 is WSDDN's own score")
     model = config.proposals.edge_model
     if model and not Path(model).is_file():
         raise FileNotFoundError(

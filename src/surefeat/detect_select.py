@@ -20,7 +20,7 @@ from surefeat.detect import Detector, to_cells
 from surefeat.detect_config import SelectConfig
 from surefeat.detect_data import Boxes, Photo, stack_boxes
 from surefeat.detect_maps import network_input, same_sizes, trunk_maps
-from surefeat.geometry import xywh_from_boxes
+from surefeat.geometry import box_iou, xywh_from_boxes
 
 Verdict = Literal["kept", "below the floor", "below the median"]
 VERDICTS = ("kept", "below the floor", "below the median")
@@ -119,9 +119,24 @@ class Selection:
         return tuple(each for each in self.candidates if each.verdict == "kept")
 
 
-def best_boxes(scored: Scored, categories: Sequence[str]) -> list[Candidate]:
-    """The best of a photo's proposals for each of its labels."""
-    photo, (top, rows) = scored.photo, scored.scores.cpu().max(0)
+def agreed(boxes: Tensor, scores: Tensor, power: float) -> Tensor:
+    """Boxes (R, 4), scores (R, K) -> (R, K): sums over all boxes of their scores times IoU^power.
+
+    Boxes around an object support each other, where a part that scores high may lie alone. Never
+    less than a box's own score or more than the image's. Power 0: the scores as they are.
+    """
+    if not power:
+        return scores
+    boxes = boxes.to(scores.device)
+    return box_iou(boxes, boxes).pow(power) @ scores
+
+
+def best_boxes(
+    scored: Scored, categories: Sequence[str], *, agreement: float = 0.0
+) -> list[Candidate]:
+    """The best of a photo's proposals for each of its labels; agreement: as in SelectConfig."""
+    photo = scored.photo
+    top, rows = agreed(photo.proposals.boxes, scored.scores, agreement).cpu().max(0)
     found = []
     for column, category in enumerate(categories):
         if category in photo.image.labels:
