@@ -96,7 +96,7 @@ def launch(
     open_browser: bool = False,
     block: bool = True,
 ) -> gr.Blocks:
-    """Serve the page on 127.0.0.1 only, with a model folder or the model that ships.
+    """Serve the page on 127.0.0.1 only, with a model: folder or shipped name (default resnet50).
 
     block: stay until interrupted; otherwise the caller closes the page that is returned.
     """

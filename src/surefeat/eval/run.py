@@ -54,7 +54,7 @@ def evaluate(
 ) -> Evaluation:
     """Measure a model on a benchmark: pf-pascal, pf-willow, spair or pairs.
 
-    model: in memory, or a model or run folder; None is the one that ships. A run folder also says
+    model: in memory, or a folder or shipped name; None is the default one. A run folder also says
     whether confidence was learned; a model in memory is taken to have learned it. data: the
     benchmark's folder, or the CSV list of `pairs`. rows: others to measure beside it, such as
     res4c or NAME=FOLDER. device: by default the model's own, or the best there is. options: as
