@@ -104,9 +104,10 @@ def _with_spread(metrics: dict[str, Any], key: str) -> str:
 
 
 BOX_ROWS = {
-    "wsddn-rigid12": "detector learned from labels, on EdgeBoxes",
-    "wsddn-rigid12-prim": "the same on Randomized Prim's regions, more epochs",
-    "wsddn-all20": "detector learned from labels, on EdgeBoxes",
+    "wsddn-rigid12-1000": "detector learned from labels, as it is now; 1,000 photos each",
+    "wsddn-rigid12": "before a correction, on EdgeBoxes; 3,004 and 3,320 photos",
+    "wsddn-rigid12-prim": "before it, on Randomized Prim's regions, more epochs",
+    "wsddn-all20": "before it, on EdgeBoxes; 4,102 photos",
 }
 BOX_CONTROLS = {"centre box, 0.5 of the area": "centre box, half of the area",
                 "largest proposal": "largest proposal"}  # fmt: skip
