@@ -66,19 +66,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "view-384": {"warp.size": 384, "data.side": 448, "loss.ignore_radius": 51.0},
     "boxes": {"images": "boxes"},
     "boxes-96": {"images": "boxes", "min_side": 96},
-    "boxes-context": {"images": "boxes", "min_side": 64, "context": 0.25},
     "boxes-224": AT_224 | SHORT | {"images": "boxes"},
     "all20": {"images": "all"},
     "occluders": {"warp.occluders": 1.0},
     "occluders-without-confidence": {"warp.occluders": 1.0, "loss.kind": "plain"},
     "vgg16": {"images": "all", "model.trunk": "vgg16"},
     "vgg16-head": {"images": "all", "model.trunk": "vgg16", "train.trained": "head"},
-    "vgg16-slow": {"images": "all", "model.trunk": "vgg16", "train.lr": 1e-5},
     "vgg16-conv5": {"images": "all", "model.trunk": "vgg16-conv5"},
-    "vgg16-conv5-slow": {"images": "all", "model.trunk": "vgg16-conv5", "train.lr": 3e-5},
 }
 """Name -> what differs from the preset `ours`. images: whole photos of 12 classes, true or weak
-boxes, or photos of all classes; min_side, context: of boxes, as in `find_images`."""
+boxes, or photos of all classes; min_side: of boxes, as in `find_images`."""
 
 ROWS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -118,9 +115,6 @@ WAYS: dict[str, Way] = {
     "cells_56": ({"descriptor_weight": 1.0}, {"pooled_cells": 56}),
     "cells_56_448": ({"descriptor_weight": 1.0}, {"pooled_cells": 56, "inputs": (448,)}),
     "pool3": ({"tap": "pool3"}, {}),
-    "res4d_1/2:1": ({"tap": "res4d"}, {}),
-    "unsure_1/2:1": ({"confidence": False}, {}),
-    "regions_1:1": ({"region_weights": (1.0, 1.0)}, {}),
     "320": ({"descriptor_weight": 1.0}, {"inputs": (320,)}),
     "448": ({"descriptor_weight": 1.0}, {"inputs": (448,)}),
     "224+320": ({}, {"inputs": (224, 320)}),
@@ -159,7 +153,7 @@ def train(names: Sequence[str], options: argparse.Namespace) -> None:
         if options.task == "rows" and "preset" not in changes:
             changes = VARIANTS[options.recipe] | changes
         kind, base = changes.get("images", "whole"), preset(changes.get("preset", "ours"))
-        find = {key: changes[key] for key in ("min_side", "context") if key in changes}
+        find: dict[str, Any] = {k: v for k, v in changes.items() if k == "min_side"}
         crop = {"boxes": options.crop, "weak": options.weak}.get(kind)
         if kind in ("boxes", "weak") and crop is None:
             raise SystemExit(f"{name} needs --{'crop' if kind == 'boxes' else 'weak'}")

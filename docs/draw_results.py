@@ -51,12 +51,8 @@ def draw_numbers() -> None:
     folder = RESULTS / "pf-pascal"
     results = [json.loads((folder / f"pf-pascal-test-{row}.json").read_text()) for row in ROWS]
     region_figure(results).savefig(HERE / "regions.png", dpi=130)
-    curve = RESULTS / "training_curve.json"
-    if curve.exists():
-        figure = accuracy_over_time(json.loads(curve.read_text()))
-        figure.savefig(HERE / "training.png", dpi=120)
-    else:
-        print(f"training.png is not drawn: benchmarks/training_curve.py has not written {curve}")
+    curve = json.loads((RESULTS / "training_curve.json").read_text())
+    accuracy_over_time(curve).savefig(HERE / "training.png", dpi=120)
 
 
 def draw_maps(model: surefeat.DenseFeatures) -> None:

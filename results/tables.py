@@ -16,7 +16,6 @@ from tables_parts import WAYS, confidence, development, parts, speed
 
 README = HERE.parent / "README.md"
 
-
 PUBLISHED = {"ours": "66.5", "resnet50-hc": "64.0", "vgg16": "62.3", "without-confidence": "60.6"}
 """Novotny et al. 2018, table 1: PCK@0.1 on 302 pairs that are not public."""
 
@@ -122,8 +121,8 @@ def boxes() -> str:
         found = read(f"boxes/{name}.json")
         metrics, classes = found["metrics"], found["split"].rsplit(", ", 1)[-1].split()[0]
         corloc, ap = metrics["corloc on train"], metrics.get("ap@0.5 on val")
+        kept = f"{100 * metrics['right boxes among the kept']:.1f}"
         for row, label in {"detector": title, **BOX_CONTROLS}.items():
-            kept = f"{100 * metrics['right boxes among the kept']:.1f}"
             rows.append([
                 label, classes, f"{100 * corloc[row]['mean']:.1f}",
                 f"{100 * ap[row]['map (area)']:.1f}" if ap else "",

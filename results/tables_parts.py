@@ -13,10 +13,9 @@ WAYS = {
 def development() -> str:
     """How the recipe was chosen, and what the shipped model reaches on development pairs."""
     found = read("recipe_search.json")["metrics"]
-    ways = ("flow", "small-first", "nearest", "voting", "shifted nearest", "shifted voting")
     rows = [["trained for", *WAYS.values()]]
     for name, (search, key) in SEARCH.items():
-        values = [found[search][key].get(f"{way} pck@0.1 scnet") for way in ways]
+        values = [found[search][key].get(f"{way} pck@0.1 scnet") for way in WAYS]
         rows.append([name, *("" if v is None else f"{v:.1f}" for v in values)])
     table = markdown(rows) + f"\n\nAll of it: {link('recipe_search.json')}."
     final = read("reliability.json")["metrics"]
