@@ -56,6 +56,8 @@ DEFAULTS = {
     "optimiser": "adamw", "lr": 1e-4, "trunk-lr": 1e-5, "regulariser": 1e-4, "seed": 0,
     "agreement": 0.0,
 }  # fmt: skip
+# Measured side by side, by the power of IoU that boxes support each other with (SelectConfig).
+DETECTORS = {"detector": 0.0, "detector, agreement 1": 1.0}
 
 
 def load(data: Path, split: str, *, classes: int, limit: int) -> LabelledImages:
@@ -97,11 +99,14 @@ def mean(values: Sequence[float]) -> float:
 
 
 def corlocs(
-    photos: Sequence[Photo], best: Sequence[Candidate], categories: Sequence[str]
+    photos: Sequence[Photo], best: dict[str, list[Candidate]], categories: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """CorLoc of the detector and of the controls, each class and their mean."""
+    """CorLoc of the detectors and of the controls, each class and their mean."""
     shown = [photo.image for photo in photos]
-    rows = {"detector": {(each.name, each.category): torch.tensor(each.box) for each in best}}
+    rows = {
+        name: {(each.name, each.category): torch.tensor(each.box) for each in found}
+        for name, found in best.items()
+    }
     for photo in photos:
         for name, box in controls(photo.proposals.boxes, photo.size).items():
             given = {(photo.image.name, label): box for label in photo.image.labels}
@@ -113,17 +118,19 @@ def corlocs(
     return table
 
 
-def precisions(
-    scored: Sequence[Scored], categories: Sequence[str], *, agreement: float
-) -> dict[str, dict[str, float]]:
-    """AP at IoU 0.5 of the detector; controls have its image scores, and their own box."""
+def precisions(scored: Sequence[Scored], categories: Sequence[str]) -> dict[str, dict[str, float]]:
+    """AP at IoU 0.5 of the detectors; controls have their image scores, and their own box."""
     shown = [each.photo.image for each in scored]
     rows: dict[tuple[str, str], dict[str, Found]] = {}
     for each in scored:
         boxes, totals = each.photo.proposals.boxes, each.image_scores().cpu()
         fixed = controls(boxes, each.photo.size)
-        for k, found in enumerate(suppress(boxes, agreed(boxes, each.scores, agreement))):
-            here = {"detector": found}
+        detected = {
+            name: suppress(boxes, agreed(boxes, each.scores, power))
+            for name, power in DETECTORS.items()
+        }
+        for k in range(len(categories)):
+            here = {name: found[k] for name, found in detected.items()}
             here |= {name: Found(box[None], totals[k, None]) for name, box in fixed.items()}
             for name, one in here.items():
                 if len(one.boxes):
@@ -171,18 +178,18 @@ def measure(options: argparse.Namespace, config: BoxesConfig) -> dict[str, Any]:
     known = read_proposals(options.proposals, config.proposals)
     passed = {"scales": config.select.scales, "amp": config.learn.amp}
     photos, _ = usable_photos(train.images, known, config)
-    scored = score_photos(done.detector, photos, **passed)
-    agreement = config.select.agreement
+    scored = list(score_photos(done.detector, photos, **passed))
 
-    def choose(found: Iterable[Scored]) -> list[Candidate]:
+    def choose(found: Iterable[Scored], agreement: float) -> list[Candidate]:
         chosen = (best_boxes(each, train.categories, agreement=agreement) for each in found)
         return [best for boxes in chosen for best in boxes]
 
-    best = choose(scored)
+    compared = {name: choose(scored, power) for name, power in DETECTORS.items()}
+    best = choose(scored, config.select.agreement)
     times.append(time.perf_counter())
     selection = write_boxes(options.out / "boxes.json", best, photos, train.categories, config)
     metrics = {
-        "train images": len(photos), "corloc on train": corlocs(photos, best, train.categories),
+        "train images": len(photos), "corloc on train": corlocs(photos, compared, train.categories),
         "right boxes among the kept": right_share(photos, selection.kept()),
         "selection": selection.counts,
     }  # fmt: skip
@@ -191,11 +198,10 @@ def measure(options: argparse.Namespace, config: BoxesConfig) -> dict[str, Any]:
     times.append(time.perf_counter())
     scored = list(score_photos(done.detector, more, **passed))
     times.append(time.perf_counter())
-    precision = precisions(scored, train.categories, agreement=agreement)
-    metrics |= {"val images": len(more), "ap@0.5 on val": precision}
+    metrics |= {"val images": len(more), "ap@0.5 on val": precisions(scored, train.categories)}
     names = {image.name for image in learnable(options.data, val.images)}
     allowed = [each for each in scored if each.photo.image.name in names]
-    best += choose(allowed)
+    best += choose(allowed, config.select.agreement)
     both = [*photos, *(each.photo for each in allowed)]
     write_boxes(options.out / "boxes_trainval.json", best, both, train.categories, config)
     times.append(time.perf_counter())

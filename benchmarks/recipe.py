@@ -43,6 +43,11 @@ AT_224: dict[str, Any] = {
 }  # fmt: skip
 """What the search began with."""
 SHORT = {"train.steps": 500, "train.decay": "constant"}
+WIDE = {
+    "warp.rotation": 30.0, "warp.linear": 0.5, "warp.translation": 0.5, "warp.zoom": (9 / 8, 9 / 8),
+}  # fmt: skip
+"""The paper's warps."""
+WHOLE = AT_224 | {"train.trained": "all", "train.steps": 3000}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -70,12 +75,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all20": {"images": "all"},
     "occluders": {"warp.occluders": 1.0},
     "occluders-without-confidence": {"warp.occluders": 1.0, "loss.kind": "plain"},
+    "wide": WIDE,
+    "wide-without-confidence": WIDE | {"loss.kind": "plain"},
+    "whole-trunk": WHOLE,
+    "whole-trunk-without-confidence": WHOLE | {"loss.kind": "plain"},
     "vgg16": {"images": "all", "model.trunk": "vgg16"},
     "vgg16-head": {"images": "all", "model.trunk": "vgg16", "train.trained": "head"},
     "vgg16-conv5": {"images": "all", "model.trunk": "vgg16-conv5"},
 }
 """Name -> what differs from the preset `ours`. images: whole photos of 12 classes, true or weak
 boxes, or photos of all classes; min_side: of boxes, as in `find_images`."""
+
+PAPER_WARMED: dict[str, Any] = {
+    "preset": "paper", "train.steps": 2000, "loss.sigma_warmup": 1000, "train.lr_warmup": 500,
+}  # fmt: skip
+PAPER_SLOW = PAPER_WARMED | {"train.lr": 1e-4}
+"""The rate rises for 500 steps; and the trunk's is a tenth of what is printed."""
 
 ROWS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -96,6 +111,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "paper-as-printed": {"preset": "paper", "train.steps": 2000},
     "paper": {"preset": "paper", "train.steps": 2000, "loss.sigma_warmup": 1000},
     "paper-without-confidence": {"preset": "paper", "train.steps": 2000, "loss.kind": "plain"},
+    "paper-warmed": PAPER_WARMED,
+    "paper-warmed-without-confidence": PAPER_WARMED | {"loss.kind": "plain"},
+    "paper-slow": PAPER_SLOW,
+    "paper-slow-without-confidence": PAPER_SLOW | {"loss.kind": "plain"},
 }
 """Row -> what differs from the recipe, or from a preset."""
 
@@ -112,6 +131,11 @@ WAYS: dict[str, Way] = {
     "unsure": ({"descriptor_weight": 1.0, "confidence": False}, {}),
     "regions_2:1": ({"descriptor_weight": 1.0, "region_weights": (2.0, 1.0)}, {}),
     "regions_1:2": ({"descriptor_weight": 1.0, "region_weights": (1.0, 2.0)}, {}),
+    "max_1:3": ({"pooling": "max", "region_weights": (1.0, 3.0)}, {}),
+    "mean_1:1": ({"pooling": "mean", "region_weights": (1.0, 1.0)}, {}),
+    "mean_1:2": ({"pooling": "mean", "region_weights": (1.0, 2.0)}, {}),
+    "mean_unsure": ({"pooling": "mean", "region_weights": (1.0, 1.0), "confidence": False}, {}),
+    "mean_res4d": ({"pooling": "mean", "region_weights": (1.0, 1.0), "tap": "res4d"}, {}),
     "cells_56": ({"descriptor_weight": 1.0}, {"pooled_cells": 56}),
     "cells_56_448": ({"descriptor_weight": 1.0}, {"pooled_cells": 56, "inputs": (448,)}),
     "pool3": ({"tap": "pool3"}, {}),

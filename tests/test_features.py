@@ -35,7 +35,9 @@ def make(
     )
 
 
-def slow_pool(maps: Tensor, box: list[float], original: tuple[int, int], size: int) -> Tensor:
+def slow_pool(
+    maps: Tensor, box: list[float], original: tuple[int, int], size: int, *, pooling: str = "max"
+) -> Tensor:
     """The definition in plain loops: edges to the nearest cell edge, floor and ceil per bin."""
     ranges = []
     for first, last, pixels, cells in (
@@ -56,7 +58,8 @@ def slow_pool(maps: Tensor, box: list[float], original: tuple[int, int], size: i
     for i, ys in enumerate(ranges[0]):
         for j, xs in enumerate(ranges[1]):
             for c in range(maps.shape[0]):
-                out[c, i, j] = max(maps[c, y, x].item() for y in ys for x in xs)
+                cells = [maps[c, y, x].item() for y in ys for x in xs]
+                out[c, i, j] = max(cells) if pooling == "max" else sum(cells) / len(cells)
     return out
 
 
@@ -76,6 +79,17 @@ def test_pool_equals_the_definition(layer: str, finer: int) -> None:
     maps = getattr(features, layer)
     expected = [slow_pool(maps, box, features.frame.original, 7) for box in boxes.tolist()]
     assert torch.equal(pooled, torch.stack(expected))
+
+
+def test_mean_pooling_equals_the_definition() -> None:
+    features = make()
+    boxes = random_boxes(30, features.frame.original)
+    expected = [
+        slow_pool(features.lower, box, features.frame.original, 7, pooling="mean")
+        for box in boxes.tolist()
+    ]
+    found = features.pool(boxes, layer="lower", pooling="mean")
+    torch.testing.assert_close(found, torch.stack(expected))
 
 
 def test_pool_equals_torchvision_given_the_same_cells() -> None:

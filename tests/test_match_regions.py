@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefeat import regions
-from surefeat.features import Features
+from surefeat.features import Features, Pooling
 from surefeat.geometry import Frame
 from surefeat.regions import match_regions
 
@@ -33,14 +35,15 @@ def boxes(count: int, seed: int) -> Tensor:
 
 def direct_scores(
     features: tuple[Features, Features], given: tuple[Tensor, Tensor], *, confidence: bool = True,
-    normalised: bool = True, lower: bool = True,
+    normalised: bool = True, lower: bool = True, pooling: Pooling = "max",
 ) -> np.ndarray:  # fmt: skip
     """Whole region descriptors, concatenated, and one product."""
     rows = []
     for f, b in zip(features, given, strict=True):
-        blocks = [f.pool(b, confidence=confidence).flatten(1).double().numpy()]
+        found = [f.pool(b, confidence=confidence, pooling=pooling)]
         if lower:
-            blocks.append(f.pool(b, layer="lower").flatten(1).double().numpy())
+            found.append(f.pool(b, layer="lower", pooling=pooling))
+        blocks = [each.flatten(1).double().numpy() for each in found]
         if normalised:
             blocks = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in blocks]
         row = np.concatenate(blocks, axis=1)
@@ -58,9 +61,10 @@ def direct_scores(
         {"normalised": False},
         {"lower": False},
         {"lower": False, "normalised": False},
+        {"pooling": "mean"},
     ],
 )
-def test_scores_are_those_of_whole_region_descriptors(options: dict[str, bool]) -> None:
+def test_scores_are_those_of_whole_region_descriptors(options: dict[str, Any]) -> None:
     pair, given = (make(0), make(1)), (boxes(40, 2), boxes(50, 3))
     expected = direct_scores(pair, given, **options)
     found = match_regions(*pair, *given, **options)

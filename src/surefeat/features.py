@@ -15,6 +15,7 @@ from surefeat.geometry import Frame, clip_boxes, pixel_to_grid, sample
 from surefeat.reliability import Reliability
 
 Layer = Literal["descriptors", "lower"]
+Pooling = Literal["max", "mean"]
 
 # The file says what it is, so that another safetensors file is refused in words.
 _FORMAT = "surefeat-features-1"
@@ -76,14 +77,15 @@ class Features:
         size: int = 7,
         layer: Layer = "descriptors",
         confidence: bool = False,
+        pooling: Pooling = "max",
     ) -> Tensor:
-        """ROI max pooling: inclusive boxes (N, 4), original pixels -> (N, C, size, size).
+        """ROI pooling: inclusive boxes (N, 4), original pixels -> (N, C, size, size).
 
         Convention: see `bin_regions`. With `confidence`, descriptors are scaled by 1/sigma first.
         """
         maps = self.layer(layer, confidence=confidence)
         index, bins = bin_regions(self, boxes, size=size, cells=(maps.shape[1], maps.shape[2]))
-        pooled = max_pool_bins(maps, bins)[index]
+        pooled = pool_bins(maps, bins, pooling)[index]
         return pooled.transpose(1, 2).reshape(len(index), maps.shape[0], size, size)
 
     def _read(self, maps: Tensor, points: Tensor) -> Tensor:
@@ -181,17 +183,18 @@ def _bins(first: Tensor, last: Tensor, pixels: int, cells: int, size: int) -> Te
     return torch.stack([low, high], dim=-1)
 
 
-def max_pool_bins(maps: Tensor, bins: Tensor) -> Tensor:
-    """Maxima of maps (C, h, w) over bins (U, 4) of cells -> (U, C), float32."""
+def pool_bins(maps: Tensor, bins: Tensor, pooling: Pooling = "max") -> Tensor:
+    """Maxima or means of maps (C, h, w) over bins (U, 4) of cells -> (U, C), float32."""
+    slide = F.max_pool2d if pooling == "max" else F.avg_pool2d
     planes = maps.float()[None].contiguous(memory_format=torch.channels_last)
     pooled = planes.new_empty(len(bins), planes.shape[1])
     if not len(bins):
         return pooled
     extents = bins[:, 1::2] - bins[:, ::2]
-    # Bins have few sizes; a sliding maximum of each is ten times quicker than reading every cell.
+    # Bins have few sizes; a window sliding over all is ten times quicker than reading every cell.
     for extent in torch.unique(extents, dim=0):
         same = (extents == extent).all(1)
-        slid = F.max_pool2d(planes, tuple(extent.tolist()), stride=1)[0].permute(1, 2, 0)
+        slid = slide(planes, tuple(extent.tolist()), stride=1)[0].permute(1, 2, 0)
         pooled[same] = slid[bins[same, 0], bins[same, 2]]
     return pooled
 

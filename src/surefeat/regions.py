@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefeat.features import Features, Layer, bin_regions, max_pool_bins, stack_boxes
+from surefeat.features import Features, Layer, Pooling, bin_regions, pool_bins, stack_boxes
 from surefeat.nearest import check_pair
 
 POOLED = 7
@@ -74,15 +74,16 @@ def match_regions(
     lower: bool = True,
     descriptor_weight: float = 1.0,
     lower_weight: float = 1.0,
+    pooling: Pooling = "max",
     mutual: bool = False,
     min_score: float | None = None,
 ) -> RegionMatches:
-    """The best of boxes1 (M, 4) for each of boxes0 (N, 4), by 7x7 max-pooled features.
+    """The best of boxes1 (M, 4) for each of boxes0 (N, 4), by features pooled in 7x7 bins.
 
     confidence: descriptors are scaled by 1/sigma before pooling; off for the paper's ablation.
     normalised: the blocks of descriptors and lower layer have unit length, each and together;
     otherwise the raw inner products are added. lower: use the lower layer at all; what each of
-    the two counts follows from their weights.
+    the two counts follows from their weights. pooling: what a bin keeps of its cells.
     mutual: keep only pairs that are each other's best. min_score: keep only scores this high.
     """
     check_pair(features0, features1)
@@ -93,7 +94,10 @@ def match_regions(
         raise ValueError("boxes1 is empty, so nothing can be matched; pass at least one box")
     layers: tuple[Layer, ...] = ("descriptors", "lower") if lower else ("descriptors",)
     pooled0, pooled1 = (
-        [pool_layer(features, boxes, layer, confidence=confidence) for layer in layers]
+        [
+            pool_layer(features, boxes, layer, confidence=confidence, pooling=pooling)
+            for layer in layers
+        ]
         for features, boxes in ((features0, boxes0), (features1, boxes1))
     )
     weights = (descriptor_weight, lower_weight) if lower else (1.0,)
@@ -108,11 +112,13 @@ def match_regions(
     return RegionMatches(boxes0[source], boxes1[index], score, source, index)
 
 
-def pool_layer(features: Features, boxes: Tensor, layer: Layer, *, confidence: bool) -> Pooled:
+def pool_layer(
+    features: Features, boxes: Tensor, layer: Layer, *, confidence: bool, pooling: Pooling = "max"
+) -> Pooled:
     """Boxes (N, 4), original pixels, of one layer."""
     maps = features.layer(layer, confidence=confidence)
     index, bins = bin_regions(features, boxes, size=POOLED, cells=(maps.shape[1], maps.shape[2]))
-    return Pooled(max_pool_bins(maps, bins), index)
+    return Pooled(pool_bins(maps, bins, pooling), index)
 
 
 def region_scores(

@@ -79,6 +79,7 @@ def settings_of(row: Row, material: Material) -> dict[str, Any]:
             "descriptor_weight": row.descriptor_weight,
             "lower_weight": row.lower_weight,
             "region_weights": row.region_weights,
+            "pooling": row.pooling,
             "unit": row.unit,
             "confidence": row.confidence,
             **row.settings,

@@ -158,7 +158,7 @@ def _measure_regions(
     matches = match_regions(
         fine0, fine1, square0, square1, confidence=row.confidence, lower=row.lower,
         normalised=protocol.normalised, descriptor_weight=row.region_weights[0],
-        lower_weight=row.region_weights[1],
+        lower_weight=row.region_weights[1], pooling=row.pooling,
     )  # fmt: skip
     index, score = matches.index.cpu(), matches.score.float().cpu()
     active = case.truth.active
