@@ -50,6 +50,7 @@ def model_row(
         descriptor_weight=0.5,
         lower_weight=1.0,
         region_weights=(1.0, LOWER_WEIGHT),
+        pooling="mean",
         confidence=sure,
         settings={"trunk": model.config.trunk, "lower": model.lower},
     )
