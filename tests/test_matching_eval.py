@@ -29,6 +29,7 @@ from surefeat.eval.results import read_result
 from surefeat.eval.run import evaluate_rows, some_pairs
 from surefeat.eval.store import BATCH, FeatureStore, seen_at
 from surefeat.features import Features
+from surefeat.flow import dense_from_regions, transfer_points
 from surefeat.geometry import Frame, box_iou
 from surefeat.image import resize
 from surefeat.model import DenseFeatures
@@ -202,6 +203,33 @@ def test_flow_and_regions_come_from_the_same_matches(material: Material, model: 
         match, truth = case.boxes1[found.index[active]], case.truth.boxes[place]
         slow.append((-float(found.score[active]), place, float(box_iou(match[None], truth[None]))))
     assert record["iou_by_rank"] == pytest.approx([iou for _, _, iou in sorted(slow)], abs=1e-5)
+
+
+def test_mean_flow_is_the_printed_route_from_regions_pooled_by_means(
+    material: Material, model: Path
+) -> None:
+    """Against the public functions, one after the other."""
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    coarse = replace(PROTOCOL, pooled_cells=1)
+    case = replace(material.cases[0], measures=("mean-flow",))
+    (record,) = measure([case], row, store, material.pictures, coarse)
+    assert set(record) == {"pair", "variant", "identity", "mean-flow"}
+    frames = [case.frame(coarse.side, i) for i in (0, 1)]
+    boxes = [to_square(b, f) for b, f in zip((case.boxes0, case.boxes1), frames, strict=True)]
+    found = match_regions(
+        *(store[key] for key in case.keys), *boxes, pooling="mean", descriptor_weight=1,
+        lower_weight=2,
+    )  # fmt: skip
+    guide = resize(material.pictures[case.keys[0]][None], size=(coarse.side, coarse.side))[0]
+    field = dense_from_regions(
+        found.boxes0, found.boxes1, found.score, guide, size1=(coarse.side, coarse.side)
+    )
+    moved = transfer_points(field, frames[0].to_network(case.pair.common()[0]))
+    expected = frames[1].to_original(moved)
+    torch.testing.assert_close(
+        torch.tensor(record["mean-flow"]["points"]), expected, atol=2e-3, rtol=0
+    )
 
 
 def test_a_location_bonus_pulls_to_the_same_place(material: Material, model: Path) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from tyro.conf import Positional, Suppress, arg, subcommand
 
 from surefeat.cli_fewshot import EvaluateFewShot
 
-Measure = Literal["nearest", "voting", "location", "regions", "flow", "small-first"]
-_ALL: tuple[Measure, ...] = ("nearest", "voting", "location", "regions", "flow", "small-first")
+Measure = Literal[
+    "nearest", "voting", "location", "regions", "flow", "small-first", "mean-flow"
+]  # fmt: skip
+_ALL: tuple[Measure, ...] = get_args(Measure)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class EvaluateMatching:
     """Of the proposals."""
     measures: tuple[Measure, ...] = _ALL
     """nearest, voting, location: keypoints by search; regions: PCR and mIoU; flow: the paper's
-    keypoints, from region matches; small-first: the same with small regions first."""
+    keypoints, from region matches; small-first: the same with small regions first; mean-flow: the
+    same from regions pooled by means."""
     shifted: tuple[Measure, ...] = ("nearest", "voting", "location", "regions")
     """Those measured again with image 1 shifted."""
     side: int = 224

@@ -64,7 +64,7 @@ def region_figure(results: Sequence[dict[str, Any]]) -> Figure:
 def pck_figure(results: Sequence[dict[str, Any]]) -> Figure:
     """PCK@0.1 of every row by every route, and with image 1 shifted."""
     rule = results[0]["rule"]
-    routes = ("flow", "small-first", "nearest", "voting", "location")
+    routes = ("flow", "mean-flow", "small-first", "nearest", "voting", "location")
     figure = new_figure(
         0.6 + 0.5 * len(results), f"PCK@0.1 ({rule} rule) by each route; the hollow mark is the "
         "same with image 1 shifted, where knowing the place does not help."

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefeat.features import Features, Pooling
+from surefeat.features import Features
 from surefeat.geometry import Frame
 
 
@@ -33,9 +33,9 @@ class Row:
     descriptor_weight: float = 1.0
     lower_weight: float = 0.0
     region_weights: tuple[float, float] = (1.0, 1.0)
-    """Of descriptors and lower layer in regions."""
-    pooling: Pooling = "max"
-    """What a bin of a region keeps of its cells."""
+    """Of descriptors and lower layer in regions pooled by maxima."""
+    mean_weights: tuple[float, float] = (1.0, 1.0)
+    """The same for regions pooled by means."""
     unit: bool = True
     """Features have unit length at every place; else regions pool them as the network gives them
     (points are compared at unit length either way)."""

@@ -79,7 +79,7 @@ def settings_of(row: Row, material: Material) -> dict[str, Any]:
             "descriptor_weight": row.descriptor_weight,
             "lower_weight": row.lower_weight,
             "region_weights": row.region_weights,
-            "pooling": row.pooling,
+            "mean_weights": row.mean_weights,
             "unit": row.unit,
             "confidence": row.confidence,
             **row.settings,

@@ -20,7 +20,7 @@ from surefeat.eval.material import Case, Key
 from surefeat.eval.metrics import identity_points, paired_iou
 from surefeat.eval.protocol import REGION_MEASURES, LocationBonus, Measure, Protocol
 from surefeat.eval.store import FeatureStore
-from surefeat.features import Features
+from surefeat.features import Features, Pooling
 from surefeat.flow import flow_from_regions, transfer_points
 from surefeat.geometry import Frame
 from surefeat.image import resize
@@ -150,29 +150,40 @@ def _measure_regions(
 ) -> tuple[Tensor, dict[Measure, SparseFlow]]:
     """IoU (A,) of the active proposals' matches by falling score, and the fields of all matches."""
     assert case.truth is not None
-    square0 = to_square(case.boxes0, case.frame(protocol.side, 0))
-    square1 = to_square(case.boxes1, case.frame(protocol.side, 1))
-    fine0, fine1 = (
+    square = [
+        to_square(case.boxes0, case.frame(protocol.side, 0)),
+        to_square(case.boxes1, case.frame(protocol.side, 1)),
+    ]
+    fine = [
         finer(each, cells=protocol.pooled_cells, unit=row.unit) for each in (features0, features1)
-    )
-    matches = match_regions(
-        fine0, fine1, square0, square1, confidence=row.confidence, lower=row.lower,
-        normalised=protocol.normalised, descriptor_weight=row.region_weights[0],
-        lower_weight=row.region_weights[1], pooling=row.pooling,
-    )  # fmt: skip
-    index, score = matches.index.cpu(), matches.score.float().cpu()
+    ]
+
+    def matched(pooling: Pooling, weights: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        """Best box (N,) of image 1 and its score (N,)."""
+        found = match_regions(
+            *fine, *square, confidence=row.confidence, lower=row.lower, pooling=pooling,
+            normalised=protocol.normalised, descriptor_weight=weights[0], lower_weight=weights[1],
+        )  # fmt: skip
+        return found.index.cpu(), found.score.float().cpu()
+
+    def field(index: Tensor, score: Tensor, discount: float) -> SparseFlow:
+        size = (protocol.side, protocol.side)
+        vectors, known = flow_from_regions(
+            square[0], square[1][index], score, size0=size, size1=size, discount=discount
+        )
+        return SparseFlow(vectors, known > 0)
+
+    flows: dict[Measure, SparseFlow] = {}
+    if "mean-flow" in case.measures:
+        flows["mean-flow"] = field(*matched("mean", row.mean_weights), 0.0)
+    if not {"regions", "flow", "small-first"} & set(case.measures):
+        return torch.zeros(0), flows
+    index, score = matched("max", row.region_weights)
+    orders: dict[Measure, float] = {"flow": 0.0, "small-first": protocol.discount}
+    flows |= {k: field(index, score, power) for k, power in orders.items() if k in case.measures}
     active = case.truth.active
     iou = paired_iou(case.boxes1[index[active]], case.truth.boxes)
-    iou = iou[score[active].argsort(descending=True, stable=True)]
-    size, flows = (protocol.side, protocol.side), {}
-    orders: dict[Measure, float] = {"flow": 0.0, "small-first": protocol.discount}
-    for name, discount in orders.items():
-        if name in case.measures:
-            field, known = flow_from_regions(
-                square0, square1[index], score, size0=size, size1=size, discount=discount
-            )
-            flows[name] = SparseFlow(field, known > 0)
-    return iou, flows
+    return iou[score[active].argsort(descending=True, stable=True)], flows
 
 
 def finer(features: Features, *, cells: int, unit: bool = True) -> Features:

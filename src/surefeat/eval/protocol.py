@@ -9,14 +9,19 @@ from surefeat.eval.proposal_file import ProposalSettings
 from surefeat.flow import DISCOUNT
 from surefeat.voting import Voting
 
-Measure = Literal["nearest", "voting", "location", "regions", "flow", "small-first"]
+Measure = Literal[
+    "nearest", "voting", "location", "regions", "flow", "small-first", "mean-flow"
+]  # fmt: skip
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 """nearest: keypoints by nearest neighbour; voting: with local offset voting; location: nearest
 neighbour with a bonus for the same place, a control; regions: PCR and mIoU; flow: keypoints by
 the paper's route, region matches -> dense flow -> SD filter; small-first: the same, but small
-regions go before large ones of about the same score."""
-POINT_MEASURES: tuple[Measure, ...] = ("flow", "small-first", "nearest", "voting", "location")
-REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "small-first")
+regions go before large ones of about the same score; mean-flow: as flow, but regions are pooled
+by means, not maxima."""
+POINT_MEASURES: tuple[Measure, ...] = (
+    "flow", "mean-flow", "small-first", "nearest", "voting", "location",
+)  # fmt: skip
+REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "small-first", "mean-flow")
 """Those that need proposals."""
 
 
