@@ -54,7 +54,7 @@ DEFAULTS = {
     "trunk": "resnet50", "tap": "res5c", "pooled": 2, "hidden": 1024, "method": "prim",
     "count": 500, "regions": 250, "smallest": 0.04, "epochs": 4, "batch": 4, "trained": "none",
     "optimiser": "adamw", "lr": 1e-4, "trunk-lr": 1e-5, "regulariser": 1e-4, "seed": 0,
-    "agreement": 0.0,
+    "agreement": 1.0,
 }  # fmt: skip
 # Measured side by side, by the power of IoU that boxes support each other with (SelectConfig).
 DETECTORS = {"detector": 0.0, "detector, agreement 1": 1.0}

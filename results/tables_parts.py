@@ -5,8 +5,9 @@ from __future__ import annotations
 from table_files import link, markdown, read
 
 WAYS = {
-    "flow": "regions, flow", "small-first": "the same, small first", "nearest": "nearest neighbour",
-    "voting": "voting", "shifted nearest": "nearest, shifted", "shifted voting": "voting, shifted",
+    "flow": "regions, flow", "mean-flow": "pooled by means", "small-first": "small first",
+    "nearest": "nearest neighbour", "voting": "voting",
+    "shifted nearest": "nearest, shifted", "shifted voting": "voting, shifted",
 }  # fmt: skip
 
 
