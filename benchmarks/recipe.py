@@ -131,7 +131,7 @@ WAYS: dict[str, Way] = {
     "unsure": ({"descriptor_weight": 1.0, "confidence": False}, {}),
     "regions_2:1": ({"descriptor_weight": 1.0, "region_weights": (2.0, 1.0)}, {}),
     "regions_1:2": ({"descriptor_weight": 1.0, "region_weights": (1.0, 2.0)}, {}),
-    "mean_1:1": ({"mean_weights": (1.0, 1.0)}, {}),
+    "mean_1:2": ({"mean_weights": (1.0, 2.0)}, {}),
     "unsure_1/2:1": ({"confidence": False}, {}),
     "cells_56": ({"descriptor_weight": 1.0}, {"pooled_cells": 56}),
     "cells_56_448": ({"descriptor_weight": 1.0}, {"pooled_cells": 56, "inputs": (448,)}),

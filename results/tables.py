@@ -77,7 +77,7 @@ def _cells(found: list[dict[str, Any]], rule: str) -> list[str]:
     cells = []
     for key, digits in keys:
         values = [each[key] for each in found if key in each]
-        if not values:
+        if len(values) < len(found):
             cells.append("")
             continue
         cell = f"{statistics.mean(values):.{digits}f}"
@@ -116,8 +116,8 @@ BOX_FILES = {
     "wsddn-rigid12": "12", "wsddn-all20": "20", "wsddn-rigid12-1000": "12, 1,000 photos each",
 }  # fmt: skip
 BOX_ROWS = {
-    "detector, agreement 1": "detector learned from labels, boxes support each other",
-    "detector": "the same, each box by its own score",
+    "detector, agreement 1": "learned from labels, boxes support each other",
+    "detector": "learned from labels, each box by its own score",
     "centre box, 0.5 of the area": "centre box, half of the area",
     "largest proposal": "largest proposal",
 }

@@ -38,7 +38,9 @@ SEARCH = {
     "the same with 32 pairs a step": ("second search", "view-320-short, 1/2:1"),
     "true boxes of the 12 classes": ("third search", "boxes, 1/2:1"),
     "occluders over the second views": ("third search", "occluders, 1/2:1"),
-    "the same w/o confidence": ("third search", "occluders-without-confidence, 1/2:1"),
+    "occluders w/o confidence": ("third search", "occluders-without-confidence, 1/2:1"),
+    "the paper's wide warps": ("fourth search", "wide, 1/2:1"),
+    "these w/o confidence": ("fourth search", "wide-without-confidence, 1/2:1"),
     "VGG16 to pool4, conv4 + head": ("second search", "vgg16-ours, 1/2:1"),
     "VGG16 with conv5, conv5 + head (shipped)": ("third search", "vgg16-conv5, 1/2:1"),
 }

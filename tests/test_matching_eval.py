@@ -217,10 +217,7 @@ def test_mean_flow_is_the_printed_route_from_regions_pooled_by_means(
     assert set(record) == {"pair", "variant", "identity", "mean-flow"}
     frames = [case.frame(coarse.side, i) for i in (0, 1)]
     boxes = [to_square(b, f) for b, f in zip((case.boxes0, case.boxes1), frames, strict=True)]
-    found = match_regions(
-        *(store[key] for key in case.keys), *boxes, pooling="mean", descriptor_weight=1,
-        lower_weight=2,
-    )  # fmt: skip
+    found = match_regions(*(store[key] for key in case.keys), *boxes, pooling="mean")
     guide = resize(material.pictures[case.keys[0]][None], size=(coarse.side, coarse.side))[0]
     field = dense_from_regions(
         found.boxes0, found.boxes1, found.score, guide, size1=(coarse.side, coarse.side)

@@ -17,10 +17,8 @@ from surefeat.nearest import check_pair
 POOLED = 7
 """Bins each way [P]."""
 LOWER_WEIGHT = 3.0
-"""Of the lower layer beside 1 for descriptors: chosen for the trained ResNet-50 on PF-PASCAL val
-(results/log.md), used for every trained model. The paper has 1."""
-MEAN_LOWER_WEIGHT = 2.0
-"""The same where bins keep means instead of maxima."""
+"""Of the lower layer beside 1 for descriptors, where bins keep maxima: chosen for the trained
+ResNet-50 on PF-PASCAL val (results/log.md), used for every trained model. The paper has 1."""
 # Entries of the score matrix held at once; bounds memory for any number of boxes.
 _CHUNK = 1 << 24
 # Entries of all boxes' vectors that a GPU may hold at once, 8 GB in half precision.

@@ -15,7 +15,7 @@ from surefeat.baselines.rows import Row, as_features
 from surefeat.features import Features
 from surefeat.model import DenseFeatures
 from surefeat.model_files import WEIGHTS, file_hash, model_folder
-from surefeat.regions import LOWER_WEIGHT, MEAN_LOWER_WEIGHT
+from surefeat.regions import LOWER_WEIGHT
 from surefeat.runs import Run
 from surefeat.weights import load_initial, read_weights, stride_in_1x1_of
 
@@ -50,7 +50,6 @@ def model_row(
         descriptor_weight=0.5,
         lower_weight=1.0,
         region_weights=(1.0, LOWER_WEIGHT),
-        mean_weights=(1.0, MEAN_LOWER_WEIGHT),
         confidence=sure,
         settings={"trunk": model.config.trunk, "lower": model.lower},
     )
