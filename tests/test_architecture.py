@@ -19,7 +19,7 @@ ROOT = Path(surefeat.__file__).parent
 # for every module of a package. A new module goes where its imports allow and its users need it.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("config", "keypoint_config", "detect_config"),
-    ("geometry", "image", "device", "model_files"),
+    ("geometry", "pixels", "image", "device", "model_files"),
     (
         "warp", "crops", "folding", "backbone", "weights", "loss", "proposals", "prim", "grid_plan",
         "grid_front", "grid_solve", "row_elimination", "static_dynamic", "reliability",

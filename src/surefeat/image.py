@@ -31,6 +31,9 @@ from PIL.WebPImagePlugin import WebPImageFile
 from torch import Tensor
 
 from surefeat.geometry import Frame
+from surefeat.pixels import ImageError as ImageError
+from surefeat.pixels import from_array, from_tensor, to_rgb
+from surefeat.pixels import problem as problem
 
 ImageLike: TypeAlias = str | Path | Image.Image | npt.NDArray[Any] | Tensor
 
@@ -53,16 +56,6 @@ _READERS: dict[bytes, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
 }
 
 
-class ImageError(ValueError):
-    """An image that cannot be used: one line that names it, what is wrong and the fix."""
-
-
-def problem(name: str, what: str) -> ImageError:
-    """The error for this image; line breaks and undecodable bytes in `name` are escaped."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
-    return ImageError(f"{shown}: {' '.join(what.split())}")
-
-
 def load(image: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Any image -> RGB (3, H, W) uint8, upright; a tensor stays on its device.
 
@@ -74,9 +67,9 @@ def load(image: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     if isinstance(image, Image.Image):
         return _from_pil(lambda: image, name="PIL image", max_pixels=max_pixels)
     if isinstance(image, Tensor):
-        return _from_tensor(image)
+        return from_tensor(image)
     if isinstance(image, np.ndarray):
-        return _from_array(image)
+        return from_array(image)
     fix = "pass a path, a PIL image, a numpy array or a torch tensor"
     raise problem(f"object of type {type(image).__name__}", f"is not an image; {fix}")
 
@@ -209,7 +202,7 @@ def _from_pil(
                 scale = longest_side / max(width, height)
                 image.draft(image.mode, (math.ceil(width * scale), math.ceil(height * scale)))
             image.load()
-            return _upright(_to_rgb(image, name=name), _orientation(image))
+            return _upright(to_rgb(image, name=name), _orientation(image))
     except ImageError:
         raise
     # Damaged files raise nearly anything: OSError, SyntaxError, struct.error, zlib.error, KeyError,
@@ -217,16 +210,6 @@ def _from_pil(
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise problem(name, f"cannot be decoded ({reason}); fetch or export it again") from error
-
-
-def _to_rgb(image: Image.Image, *, name: str) -> Tensor:
-    if image.mode == "F" or image.mode.startswith("I"):
-        return torch.from_numpy(_to_uint8(np.asarray(image), name=name)).expand(3, -1, -1)
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    # A copy: torch wants to own what it is given.
-    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 def _upright(rgb: Tensor, orientation: int) -> Tensor:
@@ -244,47 +227,3 @@ def _orientation(image: Image.Image) -> int:
     except Exception:  # a damaged EXIF block does not make the picture unusable
         return 1
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
-
-
-def _from_array(array: npt.NDArray[Any]) -> Tensor:
-    name = f"array of shape {array.shape} and type {array.dtype}"
-    channels = array.shape[2] if array.ndim == 3 else 1
-    if array.ndim not in (2, 3) or channels not in (1, 3, 4) or array.size == 0:
-        fix = "channels come last, array.transpose(1, 2, 0) moves them"
-        raise problem(name, f"is none of (H, W), (H, W, 1), (H, W, 3), (H, W, 4); {fix}")
-    if array.dtype.kind != "f" and (array.dtype.kind != "u" or array.dtype.itemsize > 2):
-        raise problem(name, "has neither uint8, uint16 nor float values; convert it")
-    pixels = _to_uint8(array if channels > 1 else array.reshape(array.shape[:2]), name=name)
-    return _to_rgb(Image.fromarray(np.ascontiguousarray(pixels)), name=name).contiguous()
-
-
-def _from_tensor(tensor: Tensor) -> Tensor:
-    name = f"tensor of shape {tuple(tensor.shape)} and type {tensor.dtype}"
-    image = tensor.detach().unsqueeze(0) if tensor.ndim == 2 else tensor.detach()
-    if image.ndim != 3 or image.shape[0] not in (1, 3) or image.numel() == 0:
-        fix = "channels come first, one image at a time: tensor.permute(2, 0, 1) or batch[0]"
-        raise problem(name, f"is none of (H, W), (1, H, W), (3, H, W); {fix}")
-    if image.is_floating_point():
-        _check_unit_range(float(image.min()), float(image.max()), name=name)
-        image = (image.float() * 255).round().clamp(0, 255).to(torch.uint8)
-    if image.dtype != torch.uint8:
-        raise problem(name, "has neither uint8 nor float values; convert it")
-    return image.expand(3, -1, -1).contiguous()
-
-
-def _to_uint8(array: npt.NDArray[Any], *, name: str) -> npt.NDArray[np.uint8]:
-    if array.dtype == np.uint8:
-        return array
-    low, high = array.min(), array.max()
-    if array.dtype.kind == "f":
-        _check_unit_range(float(low), float(high), name=name)
-        return np.clip(np.rint(array.astype(np.float32) * 255), 0, 255).astype(np.uint8)
-    if low < 0 or high > 65535:
-        raise problem(name, f"has values from {low} to {high}; convert it to 8 or 16 bits")
-    return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)  # 65535 = 257 * 255
-
-
-def _check_unit_range(low: float, high: float, *, name: str) -> None:
-    slack = 1e-3  # resampling leaves values just outside
-    if not (low >= -slack and high <= 1 + slack):  # also catches NaN
-        raise problem(name, f"has values from {low:g} to {high:g}; scale floats to [0, 1]")

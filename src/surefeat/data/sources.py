@@ -6,49 +6,22 @@
 from __future__ import annotations
 
 import glob
-import json
 import logging
-import math
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from surefeat.data.coco_boxes import Boxes, read_boxes
+from surefeat.data.items import Box as Box
+from surefeat.data.items import Item as Item
+from surefeat.data.items import Place as Place
+from surefeat.data.items import SourceError as SourceError
 from surefeat.image import EXTENSIONS, read_bytes
 
-Box = tuple[float, float, float, float]
 _LOG = logging.getLogger(__name__)
 _MISSING = "is not where it was looked for ({root}); pass the folder or shards as images"
-
-
-class SourceError(ValueError):
-    """A source that gives no images: one line with what was looked for and the fix."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an image's bytes are; `refused` says why they are not to be read."""
-
-    path: str
-    offset: int = 0
-    size: int | None = None
-    """None: the whole file; else this many bytes from `offset`, a member of a tar file."""
-    refused: str | None = None
-
-
-@dataclass(frozen=True)
-class Item:
-    """One training image, not yet decoded."""
-
-    name: str
-    """Readable: the path below the source, or shard.tar/member; a crop adds #annotation."""
-    read: Place
-    crop: Box | None = None
-    """Inclusive (x1, y1, x2, y2), original pixels; it may reach beyond the image."""
-    label: str | None = None
-    """Category of the crop, where known."""
 
 
 def find_images(
@@ -74,7 +47,7 @@ def find_images(
         found, wanted = _files(source, images), " ".join(EXTENSIONS)
     else:
         find = _index(_files(source, images)) if coco is crop else _lookup(images, beside=coco)
-        boxes = _read_coco(Path(coco), categories=categories, min_side=min_side, context=context)
+        boxes = read_boxes(Path(coco), categories=categories, min_side=min_side, context=context)
         found = list(_crops(boxes, find, keep_missing=coco is source))
         wanted = f"boxes of {categories or 'any category'}, {min_side} pixels or more, in {coco}"
     if keep is not None:
@@ -199,49 +172,8 @@ def _lookup(images: str | Path | None, *, beside: str | Path) -> Callable[[str],
     return find
 
 
-@dataclass(frozen=True)
-class _Boxes:
-    file_name: str
-    crops: tuple[tuple[str, Box, str | None], ...]
-    """Annotation id, box, category."""
-
-
-def _read_coco(
-    path: Path, *, categories: tuple[str, ...] | None, min_side: int, context: float
-) -> list[_Boxes]:
-    content = read_bytes(path)
-    try:
-        data = json.loads(content)
-        labels = {entry["id"]: str(entry["name"]) for entry in data.get("categories", [])}
-        crops: dict[Any, list[tuple[str, Box, str | None]]] = {}
-        for entry in data["annotations"]:
-            label, box = labels.get(entry.get("category_id")), _box(entry, min_side, context)
-            if box is not None and (categories is None or label in categories):
-                crops.setdefault(entry["image_id"], []).append((str(entry.get("id")), box, label))
-        found = [_Boxes(str(i["file_name"]), tuple(crops.get(i["id"], ()))) for i in data["images"]]
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        fix = "it needs images, annotations and categories"
-        raise SourceError(f"{path} is not a COCO file ({error!r}); {fix}") from error
-    unknown = sorted(set(categories or ()) - set(labels.values()))
-    if unknown:
-        raise SourceError(f"{path} has no category {unknown}; it has {sorted(labels.values())}")
-    return found
-
-
-def _box(annotation: dict[str, Any], min_side: int, context: float) -> Box | None:
-    """The inclusive box, grown by the context; None if it is a crowd, too small or no box."""
-    numbers = [float(value) for value in annotation.get("bbox") or ()]
-    if annotation.get("iscrowd") or len(numbers) != 4 or not all(map(math.isfinite, numbers)):
-        return None
-    x, y, w, h = numbers
-    if min(w, h) < max(min_side, 1):
-        return None
-    dx, dy = context * w, context * h
-    return x - dx, y - dy, x + w - 1 + dx, y + h - 1 + dy
-
-
 def _crops(
-    boxes: Iterable[_Boxes], find: Callable[[str], _Entry], *, keep_missing: bool
+    boxes: Iterable[Boxes], find: Callable[[str], _Entry], *, keep_missing: bool
 ) -> Iterator[_Entry]:
     for image in boxes:
         if not image.crops:
