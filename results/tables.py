@@ -65,8 +65,8 @@ def matching(benchmark: str, rule: str) -> str:
 
 
 def _metrics(name: str) -> dict[str, Any]:
-    """A row's metrics, and those of regions pooled by means, where they were measured later."""
-    later = f"mean-pooling/{Path(name).name}"
+    """A row's metrics, and what was measured later, by regions alone (regions/)."""
+    later = f"regions/{Path(name).name}"
     found: dict[str, Any] = read(later)["metrics"] if (HERE / later).is_file() else {}
     return found | read(name)["metrics"]
 
