@@ -72,8 +72,9 @@ def stages(
     )
 
     def choose() -> Any:
-        best = [found for each in scored for found in best_boxes(each, CATEGORIES)]
-        return select(best, config.select)
+        power = config.select.agreement
+        found = (best_boxes(each, CATEGORIES, agreement=power) for each in scored)
+        return select([best for boxes in found for best in boxes], config.select)
 
     spent["selection"], _ = timed(choose)
     return {name: round(seconds / len(items), 5) for name, seconds in spent.items()}

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from surefeat.detect_data import Photo
-from surefeat.detect_select import Candidate, Scored, agreed
+from surefeat.detect_select import Candidate, Scored, agreed, best_boxes
 from surefeat.eval.detection import Found, average_precision, controls, corloc, suppress
 
 # Measured side by side, by the power of IoU that boxes support each other with (SelectConfig).
 DETECTORS = {"detector": 0.0, "detector, agreement 1": 1.0}
+
+
+def detectors(agreement: float) -> dict[str, float]:
+    """What is measured side by side, with the chosen power among it."""
+    return DETECTORS | ({} if agreement in DETECTORS.values() else {named(agreement): agreement})
+
+
+def named(agreement: float) -> str:
+    """Of a detector in the results."""
+    return "detector" + (f", agreement {agreement:g}" if agreement else "")
+
+
+def choose(
+    scored: Iterable[Scored], categories: Sequence[str], agreement: float
+) -> list[Candidate]:
+    """The best box of every label of all photos."""
+    found = (best_boxes(each, categories, agreement=agreement) for each in scored)
+    return [best for boxes in found for best in boxes]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -40,7 +58,9 @@ def corlocs(
     return table
 
 
-def precisions(scored: Sequence[Scored], categories: Sequence[str]) -> dict[str, dict[str, float]]:
+def precisions(
+    scored: Sequence[Scored], categories: Sequence[str], agreement: float
+) -> dict[str, dict[str, float]]:
     """AP at IoU 0.5 of the detectors; controls have their image scores, and their own box."""
     shown = [each.photo.image for each in scored]
     rows: dict[tuple[str, str], dict[str, Found]] = {}
@@ -49,7 +69,7 @@ def precisions(scored: Sequence[Scored], categories: Sequence[str]) -> dict[str,
         fixed = controls(boxes, each.photo.size)
         detected = {
             name: suppress(boxes, agreed(boxes, each.scores, power))
-            for name, power in DETECTORS.items()
+            for name, power in detectors(agreement).items()
         }
         for k in range(len(categories)):
             here = {name: found[k] for name, found in detected.items()}

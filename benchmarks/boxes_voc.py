@@ -16,11 +16,11 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from boxes_scores import DETECTORS, corlocs, precisions, right_share
+from boxes_scores import choose, corlocs, detectors, named, precisions, right_share
 
 from surefeat.boxes import fit_boxes, usable_photos
 from surefeat.data.labels import Labelled, LabelledImages, find_labels
@@ -36,9 +36,7 @@ from surefeat.detect_data import Photo
 from surefeat.detect_proposals import make_proposals, read_proposals
 from surefeat.detect_select import (
     Candidate,
-    Scored,
     Selection,
-    best_boxes,
     score_photos,
     select,
     to_coco,
@@ -121,17 +119,13 @@ def measure(options: argparse.Namespace, config: BoxesConfig) -> dict[str, Any]:
     passed = {"scales": config.select.scales, "amp": config.learn.amp}
     photos, _ = usable_photos(train.images, known, config)
     scored = list(score_photos(done.detector, photos, **passed))
-
-    def choose(found: Iterable[Scored], agreement: float) -> list[Candidate]:
-        chosen = (best_boxes(each, train.categories, agreement=agreement) for each in found)
-        return [best for boxes in chosen for best in boxes]
-
-    compared = {name: choose(scored, power) for name, power in DETECTORS.items()}
-    best = choose(scored, config.select.agreement)
     times.append(time.perf_counter())
-    selection = write_boxes(options.out / "boxes.json", best, photos, train.categories, config)
+    names, power = train.categories, config.select.agreement
+    compared = {name: choose(scored, names, each) for name, each in detectors(power).items()}
+    best = compared[named(power)]
+    selection = write_boxes(options.out / "boxes.json", best, photos, names, config)
     metrics = {
-        "train images": len(photos), "corloc on train": corlocs(photos, compared, train.categories),
+        "train images": len(photos), "corloc on train": corlocs(photos, compared, names),
         "right boxes among the kept": right_share(photos, selection.kept()),
         "selection": selection.counts,
     }  # fmt: skip
@@ -140,12 +134,12 @@ def measure(options: argparse.Namespace, config: BoxesConfig) -> dict[str, Any]:
     times.append(time.perf_counter())
     scored = list(score_photos(done.detector, more, **passed))
     times.append(time.perf_counter())
-    metrics |= {"val images": len(more), "ap@0.5 on val": precisions(scored, train.categories)}
-    names = {image.name for image in learnable(options.data, val.images)}
-    allowed = [each for each in scored if each.photo.image.name in names]
-    best += choose(allowed, config.select.agreement)
+    metrics |= {"val images": len(more), "ap@0.5 on val": precisions(scored, names, power)}
+    free = {image.name for image in learnable(options.data, val.images)}
+    allowed = [each for each in scored if each.photo.image.name in free]
+    best = best + choose(allowed, names, power)
     both = [*photos, *(each.photo for each in allowed)]
-    write_boxes(options.out / "boxes_trainval.json", best, both, train.categories, config)
+    write_boxes(options.out / "boxes_trainval.json", best, both, names, config)
     times.append(time.perf_counter())
     parts = ("fit", "score train", "measure train", "score val", "measure val")
     spent = (after - before for before, after in itertools.pairwise(times))
@@ -207,8 +201,9 @@ def main() -> None:
     }  # fmt: skip
     path = options.result or Path(__file__).parents[1] / "results" / "boxes" / f"{options.row}.json"
     write_json(path, result)
-    short = {k: v["detector"].get("mean", v["detector"].get("map (area)"))
-             for k, v in metrics.items() if isinstance(v, dict) and "detector" in v}  # fmt: skip
+    row = named(options.agreement)
+    short = {k: v[row].get("mean", v[row].get("map (area)"))
+             for k, v in metrics.items() if isinstance(v, dict) and row in v}  # fmt: skip
     print(json.dumps(short | {"seconds": metrics["seconds"], "result": str(path)}))
 
 

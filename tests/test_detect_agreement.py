@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from surefeat.detect_select import agreed
+from surefeat.data.items import Item, Place
+from surefeat.data.labels import Labelled
+from surefeat.detect_config import SelectConfig
+from surefeat.detect_data import Photo
+from surefeat.detect_proposals import Proposals
+from surefeat.detect_select import Scored, agreed, best_boxes
 from surefeat.geometry import box_iou
 
 
@@ -32,9 +38,28 @@ def test_without_agreement_scores_stay() -> None:
     assert agreed(boxes, scores, 0.0) is scores
 
 
-def test_a_group_of_boxes_wins_over_a_lone_part() -> None:
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_a_group_of_boxes_wins_over_a_lone_part(power: float) -> None:
+    boxes, scores = part_and_group()
+    assert int(agreed(boxes, scores, 0.0).argmax()) == 0
+    assert int(agreed(boxes, scores, power).argmax()) == 1
+
+
+def test_by_default_the_box_of_a_label_is_the_one_its_neighbours_support() -> None:
+    boxes, scores = part_and_group()
+    image = Labelled("a.jpg", Item("a.jpg", Place("a.jpg")), frozenset({"bus"}))
+    photo = Photo(image, torch.zeros(3, 100, 100, dtype=torch.uint8), (100, 100), Proposals(boxes))
+    (best,) = best_boxes(Scored(photo, scores), ["bus"], agreement=SelectConfig().agreement)
+    assert best.box == tuple(boxes[1].tolist())
+    overlaps = box_iou(boxes[1, None], boxes)[0]
+    assert best.score == pytest.approx(float((overlaps * scores[:, 0]).sum()), rel=1e-5)
+    (alone,) = best_boxes(Scored(photo, scores), ["bus"], agreement=0)
+    assert alone.box == tuple(boxes[0].tolist())
+    assert alone.score == pytest.approx(0.3)
+
+
+def part_and_group() -> tuple[Tensor, Tensor]:
+    """A part that scores 0.3, and three boxes around the whole that score 0.2 each."""
     part = torch.tensor([[40.0, 40, 49, 49]])
     around = torch.tensor([[10.0, 10, 89, 89], [12, 10, 89, 89], [10, 12, 89, 87]])
-    boxes, scores = torch.cat([part, around]), torch.tensor([[0.3], [0.2], [0.2], [0.2]])
-    assert int(agreed(boxes, scores, 0.0).argmax()) == 0
-    assert int(agreed(boxes, scores, 2.0).argmax()) == 1
+    return torch.cat([part, around]), torch.tensor([[0.3], [0.2], [0.2], [0.2]])

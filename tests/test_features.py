@@ -92,6 +92,11 @@ def test_mean_pooling_equals_the_definition() -> None:
     torch.testing.assert_close(found, torch.stack(expected))
 
 
+def test_an_unknown_pooling_is_an_error_that_names_the_choices() -> None:
+    with pytest.raises(ValueError, match="'avg'; choose 'max' or 'mean'"):
+        make().pool([[0, 0, 9, 9]], pooling="avg")  # type: ignore[arg-type]
+
+
 def test_pool_equals_torchvision_given_the_same_cells() -> None:
     features = make(original=(96, 128))
     boxes = torch.tensor([[0, 0, 127, 95], [16, 32, 79, 63], [48, 0, 63, 95], [20, 30, 70, 68.0]])

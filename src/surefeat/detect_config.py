@@ -94,7 +94,8 @@ class SelectConfig:
     scales: tuple[int, ...] = (480, 576, 688, 864, 1200)
     """Longest sides whose scores are averaged, each plain and mirrored [P]."""
     floor: float = 0.001
-    """Boxes that score less are dropped, before the class median is taken [P]."""
+    """Boxes that score less are dropped, before the class median is taken [P]; with agreement
+    scores are higher, and fewer are."""
     floor_on: Literal["mean", "sum"] = "mean"
     """Whether that is the mean over scales and flips, or their sum: [P] does not say; the code of
     Bilen & Vedaldi has the sum."""
@@ -102,7 +103,7 @@ class SelectConfig:
     """Drop the boxes of a class that score less than its median [P]."""
     agreement: float = 1.0
     """A box's score is the sum over all boxes of their scores times IoU to this power [C]; 0: its
-    own score alone [P]. On VOC 1 is worth 7 points of CorLoc and 5 of mAP (docs/boxes.md)."""
+    own score alone [P]. On VOC 1 is worth 6 to 7 points of CorLoc and 5 to 6 of mAP."""
 
     @property
     def passes(self) -> int:

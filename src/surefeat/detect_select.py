@@ -103,7 +103,7 @@ class Candidate:
     box: tuple[float, float, float, float]
     """Inclusive, original pixels."""
     score: float
-    """Mean over scales and flips, in [0, 1]."""
+    """Mean over scales and flips, of this box and those that support it (`agreed`); in [0, 1]."""
     verdict: Verdict = "kept"
 
 
@@ -131,9 +131,7 @@ def agreed(boxes: Tensor, scores: Tensor, power: float) -> Tensor:
     return box_iou(boxes, boxes).pow(power) @ scores
 
 
-def best_boxes(
-    scored: Scored, categories: Sequence[str], *, agreement: float = 0.0
-) -> list[Candidate]:
+def best_boxes(scored: Scored, categories: Sequence[str], *, agreement: float) -> list[Candidate]:
     """The best of a photo's proposals for each of its labels; agreement: as in SelectConfig."""
     photo = scored.photo
     top, rows = agreed(photo.proposals.boxes, scored.scores, agreement).cpu().max(0)

@@ -82,6 +82,7 @@ class Features:
         """ROI pooling: inclusive boxes (N, 4), original pixels -> (N, C, size, size).
 
         Convention: see `bin_regions`. With `confidence`, descriptors are scaled by 1/sigma first.
+        pooling: a bin keeps the maximum of its cells, or their mean.
         """
         maps = self.layer(layer, confidence=confidence)
         index, bins = bin_regions(self, boxes, size=size, cells=(maps.shape[1], maps.shape[2]))
@@ -185,6 +186,8 @@ def _bins(first: Tensor, last: Tensor, pixels: int, cells: int, size: int) -> Te
 
 def pool_bins(maps: Tensor, bins: Tensor, pooling: Pooling = "max") -> Tensor:
     """Maxima or means of maps (C, h, w) over bins (U, 4) of cells -> (U, C), float32."""
+    if pooling not in ("max", "mean"):
+        raise ValueError(f"pooling is {pooling!r}; choose 'max' or 'mean'")
     slide = F.max_pool2d if pooling == "max" else F.avg_pool2d
     planes = maps.float()[None].contiguous(memory_format=torch.channels_last)
     pooled = planes.new_empty(len(bins), planes.shape[1])
