@@ -10,13 +10,10 @@ from surefeat.detect_data import Photo
 from surefeat.detect_select import Candidate, Scored, agreed, best_boxes
 from surefeat.eval.detection import Found, average_precision, controls, corloc, suppress
 
-# Measured side by side, by the power of IoU that boxes support each other with (SelectConfig).
-DETECTORS = {"detector": 0.0, "detector, agreement 1": 1.0}
-
 
 def detectors(agreement: float) -> dict[str, float]:
-    """What is measured side by side, with the chosen power among it."""
-    return DETECTORS | ({} if agreement in DETECTORS.values() else {named(agreement): agreement})
+    """Measured side by side: each box by its own score, power 1 of IoU, and the chosen power."""
+    return {named(power): power for power in (0.0, 1.0, agreement)}
 
 
 def named(agreement: float) -> str:

@@ -35,7 +35,7 @@ from surefeat.eval.results import read_result
 from surefeat.eval.run import some_pairs
 from surefeat.eval.store import FeatureStore, memory_for_features
 from surefeat.eval.tables import PUBLISHED, PUBLISHED_AS
-from surefeat.features import Features, bin_regions
+from surefeat.features import Features, Pooling, bin_regions, pool_bins
 from surefeat.flow import flow_from_regions, transfer_points
 from surefeat.image import resize
 from surefeat.regions import POOLED, Pooled, region_scores
@@ -57,7 +57,7 @@ class Maps:
     """Layers, and all of them together, have unit length at every place."""
     dilated: bool = False
     """res5 of the hypercolumn at stride 16 instead of 32."""
-    pooling: Literal["max", "mean"] = "max"
+    pooling: Pooling = "max"
     edges: Literal["nearest", "fast-rcnn"] = "nearest"
     """Where boxes end: at the nearest cell edges, or as in Fast R-CNN's ROI pooling: a corner over
     the stride, rounded, is the first or last cell, both included, so boxes gain a cell."""
@@ -120,18 +120,9 @@ def pool(features: Features, boxes: Tensor, maps: Maps) -> Pooled:
         first = (boxes[:, :2] / cell).round() * cell
         last = ((boxes[:, 2:] / cell).round() + 1) * cell - 1
         boxes = torch.cat([first.clamp_max(SIDE - cell), last.clamp_max(SIDE - 1)], dim=1)
-    planes = features.descriptors[None].contiguous(memory_format=torch.channels_last)
-    size = (planes.shape[2], planes.shape[3])
-    index, bins = bin_regions(features, boxes, size=POOLED, cells=size)
-    window = F.max_pool2d if maps.pooling == "max" else F.avg_pool2d
-    vectors = planes.new_empty(len(bins), planes.shape[1])
-    extent = bins[:, 1::2] - bins[:, ::2]
-    # All bins of one size are read from one map of windows: far fewer reads than bin by bin.
-    for each in torch.unique(extent, dim=0):
-        chosen = (extent == each).all(1)
-        pooled = window(planes, tuple(each.tolist()), stride=1)[0].permute(1, 2, 0)
-        vectors[chosen] = pooled[bins[chosen, 0], bins[chosen, 2]]
-    return Pooled(vectors, index)
+    cells = (features.descriptors.shape[1], features.descriptors.shape[2])
+    index, bins = bin_regions(features, boxes, size=POOLED, cells=cells)
+    return Pooled(pool_bins(features.descriptors, bins, maps.pooling), index)
 
 
 def sparse_flows(

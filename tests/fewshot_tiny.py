@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefeat.baselines.dense_rows import DenseRow
+from surefeat.data.items import Place
 from surefeat.data.keypoints import KeypointSet, Labelled, make_category, write_coco
-from surefeat.data.sources import Place
 from surefeat.eval.fewshot_settings import FewShot
 from surefeat.image import Image
 

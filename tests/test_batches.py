@@ -23,8 +23,9 @@ from surefeat.data.batches import (
     free_host_memory,
 )
 from surefeat.data.canvas import canvas_bytes, decode_all
+from surefeat.data.items import Item, Place
 from surefeat.data.pictures import Pictures, load_pictures, split
-from surefeat.data.sources import Item, Place, find_images
+from surefeat.data.sources import find_images
 from tiny import SIDE, canvas, images, tiny
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from surefeat.backbone import Vgg16
+from surefeat.data.items import Item, Place
 from surefeat.data.labels import Labelled
-from surefeat.data.sources import Item, Place
 from surefeat.detect import Detector, drop, pool, to_cells
 from surefeat.detect_config import DetectorConfig, LearnConfig
 from surefeat.detect_data import Photo

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from surefeat.data.items import Item, Place
 from surefeat.data.labels import Labelled
-from surefeat.data.sources import Item, Place
 from surefeat.data.synthetic import CATEGORIES, draw
 from surefeat.data.synthetic_scene import background
 from surefeat.detect import Detector

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torchvision.ops import nms
 
+from surefeat.data.items import Item, Place
 from surefeat.data.labels import Labelled, Object
-from surefeat.data.sources import Item, Place
 from surefeat.detect_config import SelectConfig
 from surefeat.detect_select import Candidate, Selection, select, to_coco
 from surefeat.eval.detection import (

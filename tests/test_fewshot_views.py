@@ -12,8 +12,8 @@ from fewshot_tiny import COLOURS, KINDS, SIDE, colours, write_benchmark, write_p
 from surefeat.baselines.dense_rows import at_size, build_dense_row
 from surefeat.config import ModelConfig
 from surefeat.crops import crop
+from surefeat.data.items import Place
 from surefeat.data.keypoints import KeypointSet
-from surefeat.data.sources import Place
 from surefeat.eval import fewshot_data
 from surefeat.eval.fewshot_data import Material, prepare_material
 from surefeat.eval.fewshot_sets import held_out, load_sets, some_objects

@@ -21,7 +21,8 @@ from torch import Tensor
 from hostile import FORMATS, bomb, encode, noise
 from surefeat import image as images
 from surefeat.geometry import Frame
-from surefeat.image import ImageError, decode, load, network_size, prepare, read_bytes, resize
+from surefeat.image import decode, load, network_size, prepare, read_bytes, resize
+from surefeat.pixels import ImageError
 
 RAMP = Image.fromarray(np.arange(0, 240, dtype=np.uint8).reshape(12, 20))
 COLOURS = Image.merge(

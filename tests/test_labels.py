@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from surefeat.data.items import SourceError
 from surefeat.data.labels import Labelled, find_labels
-from surefeat.data.sources import SourceError
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from hostile import make
 from surefeat.config import ModelConfig
 from surefeat.data.batches import Part
 from surefeat.data.canvas import decode_all
-from surefeat.data.sources import Item, SourceError
+from surefeat.data.items import Item, SourceError
 from surefeat.eval.folder import check_folder
 from surefeat.model import DenseFeatures
 from surefeat.pretraining import join_processes

@@ -18,7 +18,7 @@ from PIL import Image
 from surefeat import viz
 from surefeat.config import Config, preset
 from surefeat.data.synthetic import draw_many, write_folder
-from surefeat.image import ImageError
+from surefeat.pixels import ImageError
 from surefeat.pretraining import pretrain
 from surefeat.report import Number, Section, write_page, write_report
 from surefeat.runs import Run

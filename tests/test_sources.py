@@ -20,8 +20,10 @@ from torch.utils.data import DataLoader
 from hostile import add_member, encode, make, noise
 from surefeat.data import canvas as decoding
 from surefeat.data.canvas import CanvasStream, canvas_bytes, decode_all, decode_item
-from surefeat.data.sources import Item, SourceError, find_images
-from surefeat.image import ImageError, load, resize
+from surefeat.data.items import Item, SourceError
+from surefeat.data.sources import find_images
+from surefeat.image import load, resize
+from surefeat.pixels import ImageError
 
 
 @pytest.fixture

@@ -31,9 +31,10 @@ from surefeat.demo_pictures import (
     warped,
 )
 from surefeat.dense import match_dense
-from surefeat.image import ImageError, decode, read_bytes
+from surefeat.image import decode, read_bytes
 from surefeat.match import Matches, match_points
 from surefeat.model import DenseFeatures, model_folder
+from surefeat.pixels import ImageError
 from surefeat.reliability import Reliability
 
 try:

@@ -13,9 +13,9 @@ import torch
 
 from surefeat.data.keypoints import write_coco
 from surefeat.demo_parts import PartPhoto, Parts, clicked_picture, found_picture, read_photo
-from surefeat.image import ImageError
 from surefeat.keypoints import KeypointDetector
 from surefeat.model import DenseFeatures
+from surefeat.pixels import ImageError
 
 try:
     import gradio as gr

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from surefeat.data.items import Place
 from surefeat.data.keypoints import KeypointSet, Labelled, make_category
-from surefeat.data.sources import Place
 from surefeat.demo_pictures import SHOWN, disc, to_pil
 from surefeat.geometry import Frame
 from surefeat.image import decode, read_bytes, resize

@@ -13,7 +13,8 @@ from torch import Tensor
 from surefeat.data.canvas import Skipped
 from surefeat.data.labels import Labelled
 from surefeat.detect_proposals import Proposals, item_bytes, key_of
-from surefeat.image import ImageError, decode, resize
+from surefeat.image import decode, resize
+from surefeat.pixels import ImageError
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.data.sources import Item
+from surefeat.data.items import Item
 from surefeat.detect_config import ProposalConfig
 from surefeat.edge_boxes import edge_boxes
 from surefeat.geometry import clip_boxes
-from surefeat.image import ImageError, decode, read_bytes
+from surefeat.image import decode, read_bytes
+from surefeat.pixels import ImageError
 from surefeat.proposals import CACHE_VERSION, propose
 from surefeat.runs import write_bytes
 

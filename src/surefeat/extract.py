@@ -15,8 +15,9 @@ from tqdm import tqdm
 
 from surefeat.data.canvas import Skipped
 from surefeat.features import Features
-from surefeat.image import EXTENSIONS, ImageError
+from surefeat.image import EXTENSIONS
 from surefeat.model import DenseFeatures
+from surefeat.pixels import ImageError
 from surefeat.runs import write_json, write_text
 
 

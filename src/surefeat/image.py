@@ -31,9 +31,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 from torch import Tensor
 
 from surefeat.geometry import Frame
-from surefeat.pixels import ImageError as ImageError
-from surefeat.pixels import from_array, from_tensor, to_rgb
-from surefeat.pixels import problem as problem
+from surefeat.pixels import ImageError, from_array, from_tensor, problem, to_rgb
 
 ImageLike: TypeAlias = str | Path | Image.Image | npt.NDArray[Any] | Tensor
 

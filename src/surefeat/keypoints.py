@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 from surefeat.config import from_dict
 from surefeat.crops import crop, out_of_box
+from surefeat.data.items import Place
 from surefeat.data.keypoint_names import Category, channels, make_category
 from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
-from surefeat.data.sources import Place
 from surefeat.features import stack_boxes
 from surefeat.image import ImageLike, load
 from surefeat.keypoint_config import KeypointConfig

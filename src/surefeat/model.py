@@ -17,8 +17,9 @@ from surefeat.config import ModelConfig, Trained, to_dict
 from surefeat.device import best_device, choose_device
 from surefeat.features import Features
 from surefeat.geometry import Frame, interpolation, pixel_to_grid
-from surefeat.image import EXTENSIONS, ImageError, ImageLike, prepare
+from surefeat.image import EXTENSIONS, ImageLike, prepare
 from surefeat.model_files import SETTINGS, WEIGHTS, file_hash, model_folder, read_settings
+from surefeat.pixels import ImageError
 from surefeat.reliability import FILE as RELIABILITY
 from surefeat.reliability import Reliability
 from surefeat.weights import load_initial, quantise, stride_in_1x1_of, widen

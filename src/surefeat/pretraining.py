@@ -18,8 +18,9 @@ from PIL import Image
 from surefeat.config import Config, DataConfig, check_numbers, preset
 from surefeat.data.batches import Memory, Part, StreamedBatches, choose_memory
 from surefeat.data.canvas import Canvas, Skipped
+from surefeat.data.items import Item
 from surefeat.data.pictures import Pictures, load_pictures
-from surefeat.data.sources import Item, find_images
+from surefeat.data.sources import find_images
 from surefeat.device import choose_device
 from surefeat.eval.selfcheck import SelfCheck, self_check
 from surefeat.model import DenseFeatures

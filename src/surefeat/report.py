@@ -16,9 +16,10 @@ from torch import Tensor
 
 from surefeat import viz
 from surefeat.config import Config, to_dict
-from surefeat.image import EXTENSIONS, ImageError, ImageLike, load, resize
+from surefeat.image import EXTENSIONS, ImageLike, load, resize
 from surefeat.model import DenseFeatures
 from surefeat.page import Number, Section, write_page
+from surefeat.pixels import ImageError
 from surefeat.runs import Run
 from surefeat.warp import Views, corresponding_points, draw, two_views
 

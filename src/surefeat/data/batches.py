@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from surefeat.data.canvas import Canvas, CanvasStream, Skipped, canvas_bytes, decode_item
-from surefeat.data.sources import Item
-from surefeat.image import ImageError
+from surefeat.data.items import Item
+from surefeat.pixels import ImageError
 
 Memory = Literal["device", "host", "stream"]
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from surefeat.data.sources import Item, Place, SourceError
-from surefeat.image import ImageError, decode, problem, read_bytes, resize
+from surefeat.data.items import Item, Place, SourceError
+from surefeat.image import decode, read_bytes, resize
+from surefeat.pixels import ImageError, problem
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from surefeat.image import read_bytes
 
 
 @dataclass(frozen=True)
-class Boxes:
-    """Of one image."""
+class ImageBoxes:
+    """What is cut from one image."""
 
     file_name: str
     crops: tuple[tuple[str, Box, str | None], ...]
@@ -23,7 +23,7 @@ class Boxes:
 
 def read_boxes(
     path: Path, *, categories: tuple[str, ...] | None, min_side: int, context: float
-) -> list[Boxes]:
+) -> list[ImageBoxes]:
     """The images of a COCO json with those of their boxes that are wanted."""
     content = read_bytes(path)
     try:
@@ -34,7 +34,9 @@ def read_boxes(
             label, box = labels.get(entry.get("category_id")), _box(entry, min_side, context)
             if box is not None and (categories is None or label in categories):
                 crops.setdefault(entry["image_id"], []).append((str(entry.get("id")), box, label))
-        found = [Boxes(str(i["file_name"]), tuple(crops.get(i["id"], ()))) for i in data["images"]]
+        found = [
+            ImageBoxes(str(i["file_name"]), tuple(crops.get(i["id"], ()))) for i in data["images"]
+        ]
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         fix = "it needs images, annotations and categories"
         raise SourceError(f"{path} is not a COCO file ({error!r}); {fix}") from error

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefeat.data.items import Place, SourceError
 from surefeat.data.keypoint_names import Category, channels, make_category
 from surefeat.data.pairs import image_size
-from surefeat.data.sources import Place, SourceError, find_images
+from surefeat.data.sources import find_images
 from surefeat.geometry import boxes_from_xywh, xywh_from_boxes
-from surefeat.image import decode, problem, read_bytes
+from surefeat.image import decode, read_bytes
+from surefeat.pixels import problem
 
 __all__ = ["Category", "KeypointSet", "Labelled", "make_category", "read_coco", "write_coco"]
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from surefeat.data.sources import Box, Item, Place, SourceError, find_images
+from surefeat.data.items import Box, Item, Place, SourceError
+from surefeat.data.sources import find_images
 from surefeat.image import read_bytes
 
 _COLUMNS = ("image", "label")

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from surefeat.config import DataConfig
 from surefeat.data.batches import Batches, Memory, StreamedBatches
 from surefeat.data.canvas import Canvas, Skipped, decode_all
-from surefeat.data.sources import Item, Place
+from surefeat.data.items import Item, Place
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,11 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from surefeat.data.coco_boxes import Boxes, read_boxes
-from surefeat.data.items import Box as Box
-from surefeat.data.items import Item as Item
-from surefeat.data.items import Place as Place
-from surefeat.data.items import SourceError as SourceError
+from surefeat.data.coco_boxes import ImageBoxes, read_boxes
+from surefeat.data.items import Item, Place, SourceError
 from surefeat.image import EXTENSIONS, read_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -173,7 +170,7 @@ def _lookup(images: str | Path | None, *, beside: str | Path) -> Callable[[str],
 
 
 def _crops(
-    boxes: Iterable[Boxes], find: Callable[[str], _Entry], *, keep_missing: bool
+    boxes: Iterable[ImageBoxes], find: Callable[[str], _Entry], *, keep_missing: bool
 ) -> Iterator[_Entry]:
     for image in boxes:
         if not image.crops:

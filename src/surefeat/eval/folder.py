@@ -10,7 +10,8 @@ import torch
 
 from surefeat.config import Config, preset
 from surefeat.data.canvas import decode_all
-from surefeat.data.sources import Item, find_images
+from surefeat.data.items import Item
+from surefeat.data.sources import find_images
 from surefeat.eval.selfcheck import SelfCheck, self_check
 from surefeat.model import DenseFeatures
 from surefeat.runs import Run
