@@ -55,6 +55,7 @@ PAPER_SLOW: dict[str, Any] = {
     "train.lr": 1e-4,
 }  # fmt: skip
 """The trunk's rate is a tenth of what is printed; rates rise for 500 steps, sigma waits."""
+PAPER_LONG = PAPER_SLOW | {"train.steps": 8000, "train.compile": "on"}
 
 ROWS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -76,7 +77,13 @@ ROWS: dict[str, dict[str, Any]] = {
     "paper": {"preset": "paper", "train.steps": 2000, "loss.sigma_warmup": 1000},
     "paper-without-confidence": {"preset": "paper", "train.steps": 2000, "loss.kind": "plain"},
     "paper-slow": PAPER_SLOW,
+    "paper-slow-seed1": PAPER_SLOW | {"train.seed": 1},
+    "paper-slow-seed2": PAPER_SLOW | {"train.seed": 2},
     "paper-slow-without-confidence": PAPER_SLOW | {"loss.kind": "plain"},
+    "paper-slow-without-confidence-seed1": PAPER_SLOW | {"loss.kind": "plain", "train.seed": 1},
+    "paper-slow-without-confidence-seed2": PAPER_SLOW | {"loss.kind": "plain", "train.seed": 2},
+    "paper-long": PAPER_LONG,
+    "paper-long-without-confidence": PAPER_LONG | {"loss.kind": "plain"},
 }
 """Row -> what differs from the recipe, or from a preset."""
 
@@ -101,6 +108,7 @@ WAYS: dict[str, Way] = {
     "320": ({"descriptor_weight": 1.0}, {"inputs": (320,)}),
     "448": ({"descriptor_weight": 1.0}, {"inputs": (448,)}),
     "224+320": ({}, {"inputs": (224, 320)}),
+    "224+320+448": ({}, {"inputs": (224, 320, 448)}),
     "224+448": ({"descriptor_weight": 1.0}, {"inputs": (224, 448)}),
     "320+448": ({"descriptor_weight": 1.0}, {"inputs": (320, 448)}),
 }
