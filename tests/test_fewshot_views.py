@@ -219,13 +219,6 @@ def test_rows_are_unit_length_per_layer_with_the_weights_asked_for(tmp_path: Pat
     alone = build_dense_row("ours", model=tmp_path, cells=4, device=CPU, weights=(1.0, 0.0))
     assert torch.equal(alone.features(crops), maps[:, :8])
     assert alone.weights_sha256 == row.weights_sha256
-    sure = build_dense_row("ours", model=tmp_path, cells=4, device=CPU, confidence=0.5)
-    sigma = DenseFeatures.from_pretrained(tmp_path)(crops / 255).uncertainty
-    assert sure.features(crops).shape[1] == 8 + 96 + 1
-    expected = 0.5 * (1 / sigma).log().reshape(2, 4, 2, 4, 2).mean((2, 4))
-    assert torch.allclose(sure.features(crops)[:, -1], expected, atol=1e-5)
-    with pytest.raises(ValueError, match="use 0 to leave it out"):
-        build_dense_row("ours", model=tmp_path, cells=4, device=CPU, confidence=-1.0)
     for wrong in ((0.0, 0.0), (-1.0, 1.0)):
         with pytest.raises(ValueError, match="none may be negative, and not both 0"):
             build_dense_row("ours", model=tmp_path, cells=4, device=CPU, weights=wrong)

@@ -31,8 +31,6 @@ class EvaluateFewShot:
     """Leave the activations of untrained rows as they are, instead of unit length per layer."""
     weights: tuple[float, float] = (1.0, 1.0)
     """Of a model's descriptors and lower layer; 0 leaves one out."""
-    confidence: float = 0.0
-    """Weight of a model's confidence as one more channel; 0 leaves it out."""
     split: Literal["val", "dev"] = "val"
     """val: train on train, measure on val. dev: both from train, to choose settings on."""
     classes: tuple[str, ...] | None = None
@@ -54,9 +52,9 @@ class EvaluateFewShot:
 
         paths = evaluate_fewshot(
             self.data, images=self.images, rows=self.rows, model=self.model, init=self.init,
-            raw=self.raw, weights=self.weights, confidence=self.confidence,
-            out=self.out, split=self.split, classes=self.classes, objects=self.objects,
-            settings=self.settings, device=self.device, workers=self.workers, quiet=self.json,
+            raw=self.raw, weights=self.weights, out=self.out, split=self.split,
+            classes=self.classes, objects=self.objects, settings=self.settings,
+            device=self.device, workers=self.workers, quiet=self.json,
         )  # fmt: skip
         self._show(paths)
 

@@ -48,20 +48,16 @@ def build_dense_row(
     init: Sequence[str | Path] = ("imagenet",),
     raw: bool = False,
     weights: tuple[float, float] = (1.0, 1.0),
-    confidence: float = 0.0,
 ) -> DenseRow:
     """A row by name: `ours` (from `model`), one of LAYERS, or NAME=FOLDER for another model.
 
-    `weights` are those of a model's descriptors and lower layer; one of 0 is left out. Above 0,
-    `confidence` adds a channel with so many times log 1/sigma. `raw` keeps the untrained rows'
-    activations as they are.
+    `weights` are those of a model's descriptors and lower layer; one of 0 is left out. `raw` keeps
+    the untrained rows' activations as they are.
     """
     title, given, folder = name.partition("=")
     if name == "ours" or (given and title and folder):
         source = model if name == "ours" else folder
-        return _model_row(
-            title, source, cells=cells, device=device, weights=weights, confidence=confidence
-        )
+        return _model_row(title, source, cells=cells, device=device, weights=weights)
     if name not in LAYERS:
         known = ", ".join(LAYERS)
         raise ValueError(f"unknown row {name!r}; choose ours, {known}, or NAME=FOLDER for a model")
@@ -92,13 +88,10 @@ def _model_row(
     cells: int,
     device: torch.device,
     weights: tuple[float, float],
-    confidence: float,
 ) -> DenseRow:
     """A trained model (a run or model folder; None: the one that ships)."""
     if min(weights) < 0 or max(weights) == 0:
         raise ValueError(f"weights are {weights}; none may be negative, and not both 0")
-    if confidence < 0:
-        raise ValueError(f"confidence is {confidence}; use 0 to leave it out, or more")
     model = DenseFeatures.from_pretrained(source, device=device).requires_grad_(False)
 
     def features(crops: Tensor) -> Tensor:
@@ -109,15 +102,9 @@ def _model_row(
             for each, weight in both
             if weight
         ]
-        if confidence:
-            sure = -maps.uncertainty.float().log()
-            parts.append(confidence * at_size(sure[:, None], cells))
         return torch.cat(parts, dim=1)
 
-    settings = {
-        "trunk": model.config.trunk, "lower": model.lower, "weights": list(weights),
-        "confidence": confidence,
-    }  # fmt: skip
+    settings = {"trunk": model.config.trunk, "lower": model.lower, "weights": list(weights)}
     return DenseRow(name, features, file_hash(model_folder(source) / WEIGHTS), settings)
 
 

@@ -53,7 +53,6 @@ def evaluate_fewshot(
     init: Sequence[str | Path] = ("imagenet",),
     raw: bool = False,
     weights: tuple[float, float] = (1.0, 1.0),
-    confidence: float = 0.0,
     out: str | Path = "results/pascal3d",
     split: Split = "val",
     classes: Sequence[str] | None = None,
@@ -74,7 +73,7 @@ def evaluate_fewshot(
     # Built first: a name or file that is wrong shows before the long preparation.
     built = [
         build_dense_row(name, cells=settings.cells, device=where, model=model, init=init, raw=raw,
-                        weights=weights, confidence=confidence)
+                        weights=weights)
         for name in rows
     ]  # fmt: skip
     sets = load_sets(data, images=images, split=split)
