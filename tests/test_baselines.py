@@ -14,10 +14,9 @@ from surefeat.backbone import ResNet50, Vgg16
 from surefeat.baselines.known import KNOWN, build_row
 from surefeat.baselines.networks import hypercolumn, hypercolumn_row, model_row, tap_row
 from surefeat.baselines.rows import as_features
-from surefeat.config import ModelConfig, preset, to_dict
+from surefeat.config import ModelConfig
 from surefeat.data.synthetic import draw_many
 from surefeat.model import DenseFeatures
-from surefeat.runs import write_json
 
 CPU = torch.device("cpu")
 
@@ -171,9 +170,9 @@ def test_a_model_row_is_the_model_with_its_lower_layer(tmp_path: Path, images: T
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
 
 
-def test_a_model_trained_without_confidence_is_measured_without(tmp_path: Path) -> None:
-    DenseFeatures(ModelConfig(trunk="small", channels=8)).save_pretrained(tmp_path / "model")
-    settings = to_dict(preset("small"))
-    settings["loss"]["kind"] = "plain"
-    write_json(tmp_path / "config.json", settings)
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_model_that_has_no_confidence_is_measured_without(tmp_path: Path, int8: bool) -> None:
+    model = DenseFeatures(ModelConfig(trunk="small", channels=8))
+    model.without_confidence()
+    model.save_pretrained(tmp_path, int8=int8)
     assert not model_row("plain", tmp_path, device=CPU).confidence

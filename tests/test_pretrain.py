@@ -7,7 +7,7 @@ import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -91,6 +91,18 @@ def test_a_run_leaves_a_model_a_summary_and_the_check(source: Path, tmp_path: Pa
     (features,) = model.extract(next(source.glob("*.png")))
     assert features.frame.original == (SIDE, SIDE)
     assert not any(module.training for module in found.model.modules())
+
+
+@pytest.mark.parametrize("kind", ["probabilistic", "plain", "contrastive"])
+def test_only_a_loss_with_sigma_leaves_a_confidence(
+    source: Path, tmp_path: Path, kind: Literal["probabilistic", "plain", "contrastive"]
+) -> None:
+    config = replace(tiny(), loss=replace(tiny().loss, kind=kind))
+    found = learn(source, tmp_path / "run", config, steps=5)
+    assert found.model.has_confidence == (kind == "probabilistic")
+    (features,) = found.model.extract(next(source.glob("*.png")))
+    spread = features.confidence.max() - features.confidence.min()
+    assert (spread > 1e-3) == (kind == "probabilistic")
 
 
 def test_the_check_is_on_images_that_were_not_learned_from(

@@ -85,6 +85,19 @@ class DenseFeatures(nn.Module):
     def stride(self) -> int:
         return self.trunk.stride
 
+    @property
+    def has_confidence(self) -> bool:
+        """Whether sigma can differ from place to place; see `without_confidence`."""
+        return bool(self.head.weight[-1].any())
+
+    def without_confidence(self) -> None:
+        """Make sigma the same everywhere, for losses that do not teach it.
+
+        Left to itself it would follow the trunk and look like a confidence that it is not.
+        """
+        with torch.no_grad():
+            self.head.weight[-1].zero_()
+
     def normalise_input(self, images: Tensor) -> Tensor:
         """RGB in [0, 1] -> the trunk's own input scale."""
         return (images - self.mean) / self.std

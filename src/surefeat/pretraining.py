@@ -160,6 +160,8 @@ def _create(run: Run, config: Config, *, init: str | Path, part: Part) -> DenseF
         torch.manual_seed(config.train.seed)
         # A checkpoint holds all weights; then the initial ones need not be at hand again.
         model = DenseFeatures.create(config.model, init="none" if run.checkpoints() else init)
+        if config.loss.kind != "probabilistic":
+            model.without_confidence()
     if part.rank == 0 and model.config != config.model:
         # Weights may say which variant of the network they are for; a resumed run must know.
         run.store_config(replace(config, model=model.config))

@@ -16,7 +16,6 @@ from surefeat.features import Features
 from surefeat.model import DenseFeatures
 from surefeat.model_files import WEIGHTS, file_hash, model_folder
 from surefeat.regions import LOWER_WEIGHT
-from surefeat.runs import Run
 from surefeat.weights import load_initial, read_weights, stride_in_1x1_of
 
 HYPERCOLUMN = ("res3c", "res4c", "res5c")
@@ -34,7 +33,6 @@ def model_row(
     model = DenseFeatures.from_pretrained(source, device=device)
     model.lower = lower or model.lower
     folder = model_folder(source)
-    sure = _learned_confidence(folder)
 
     def extract(images: Tensor) -> list[Features]:
         maps, lower = model.forward_with_lower(images.float() / 255)
@@ -50,7 +48,7 @@ def model_row(
         descriptor_weight=0.5,
         lower_weight=1.0,
         region_weights=(1.0, LOWER_WEIGHT),
-        confidence=sure,
+        confidence=model.has_confidence,
         settings={"trunk": model.config.trunk, "lower": model.lower},
     )
 
@@ -87,12 +85,6 @@ def hypercolumn_row(
     settings = {"layers": list(HYPERCOLUMN), "each": "unit length" if unit else "as it is",
                 "upsampling": "bilinear"}  # fmt: skip
     return Row(name, extract, weights_sha256=digest, unit=unit, settings=settings)
-
-
-def _learned_confidence(folder: Path) -> bool:
-    """Whether sigma was learned: not by the losses without it, as the run's settings say."""
-    run = Run(folder.parent)
-    return not run.config_file.is_file() or run.config().loss.kind == "probabilistic"
 
 
 def hypercolumn(maps: Sequence[Tensor], *, unit: bool = True) -> Tensor:
