@@ -26,7 +26,8 @@ from surefeat.eval.ranking import auroc, calibration, risk_coverage
 from surefeat.eval.reliability import fit_reliability, match_signs
 from surefeat.features import Features
 from surefeat.match import Matches, match_points
-from surefeat.model import WEIGHTS, DenseFeatures, file_hash, model_folder
+from surefeat.model import DenseFeatures
+from surefeat.model_files import WEIGHTS, file_hash, model_folder
 from surefeat.reliability import SIGNS
 from surefeat.runs import environment, write_json
 

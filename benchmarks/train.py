@@ -23,7 +23,8 @@ from surefeat.data.batches import Batches, Part
 from surefeat.data.canvas import decode_all
 from surefeat.data.sources import find_images
 from surefeat.loss import PairLoss, pair_loss
-from surefeat.model import DenseFeatures, file_hash
+from surefeat.model import DenseFeatures
+from surefeat.model_files import file_hash
 from surefeat.pretraining import pretrain
 from surefeat.runs import environment, write_json
 from surefeat.train import compiles, fast_arithmetic, make_optimiser, make_step, step_draws, update

@@ -24,7 +24,8 @@ from surefeat.data.pictures import load_pictures
 from surefeat.data.sources import find_images
 from surefeat.device import choose_device
 from surefeat.eval.protocol import Protocol
-from surefeat.model import WEIGHTS, DenseFeatures, file_hash
+from surefeat.model import DenseFeatures
+from surefeat.model_files import WEIGHTS, file_hash
 from surefeat.runs import Run, environment, write_json
 from surefeat.train import train
 

@@ -21,7 +21,8 @@ from surefeat.dense import match_dense
 from surefeat.geometry import apply_affine, fit_thin_plate, invert, sample
 from surefeat.image import load, resize
 from surefeat.match import match_points
-from surefeat.model import WEIGHTS, DenseFeatures, file_hash, model_folder
+from surefeat.model import DenseFeatures
+from surefeat.model_files import WEIGHTS, file_hash, model_folder
 from surefeat.runs import environment, write_json
 
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket")

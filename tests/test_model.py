@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from surefeat.config import ModelConfig
-from surefeat.model import SETTINGS, WEIGHTS, DenseFeatures, file_hash, model_folder
-from surefeat.model_files import SHIPPED
+from surefeat.model import DenseFeatures
+from surefeat.model_files import SETTINGS, SHIPPED, WEIGHTS, file_hash, model_folder
 from surefeat.weights import quantise, widen
 
 SMALL = ModelConfig(trunk="small", channels=8, longest_side=64)

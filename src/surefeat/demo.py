@@ -33,7 +33,8 @@ from surefeat.demo_pictures import (
 from surefeat.dense import match_dense
 from surefeat.image import decode, read_bytes
 from surefeat.match import Matches, match_points
-from surefeat.model import DenseFeatures, model_folder
+from surefeat.model import DenseFeatures
+from surefeat.model_files import model_folder
 from surefeat.pixels import ImageError
 from surefeat.reliability import Reliability
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from surefeat.backbone import build_trunk
 from surefeat.config import ModelConfig, Trained, to_dict
-from surefeat.device import best_device, choose_device
+from surefeat.device import choose_device
 from surefeat.features import Features
 from surefeat.geometry import Frame, interpolation, pixel_to_grid
 from surefeat.image import EXTENSIONS, ImageLike, prepare
@@ -23,16 +23,6 @@ from surefeat.pixels import ImageError
 from surefeat.reliability import FILE as RELIABILITY
 from surefeat.reliability import Reliability
 from surefeat.weights import load_initial, quantise, stride_in_1x1_of, widen
-
-__all__ = [
-    "SETTINGS",
-    "WEIGHTS",
-    "DenseFeatures",
-    "Maps",
-    "best_device",
-    "file_hash",
-    "model_folder",
-]
 
 
 @dataclass(frozen=True)
