@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from untrained_changes import CHANGES, ONLY, SIDE, Change, Maps
 
 from surefeat.baselines.dense_rows import LAYERS, at_size
 from surefeat.baselines.networks import HYPERCOLUMN, imagenet_trunk, run_taps
@@ -35,66 +36,16 @@ from surefeat.eval.results import read_result
 from surefeat.eval.run import some_pairs
 from surefeat.eval.store import FeatureStore, memory_for_features
 from surefeat.eval.tables import PUBLISHED, PUBLISHED_AS
-from surefeat.features import Features, Pooling, bin_regions, pool_bins
+from surefeat.features import Features, bin_regions, pool_bins
 from surefeat.flow import flow_from_regions, transfer_points
 from surefeat.image import resize
 from surefeat.regions import POOLED, Pooled, region_scores
 from surefeat.runs import environment, write_json
 from surefeat.static_dynamic import sd_filter
 
-SIDE, ALPHA = 224, 0.1
+ALPHA = 0.1
 ROWS = {"vgg16": 57, "resnet50-hc": 29}
 """The rows that differ, and how many val pairs; the hypercolumn's 3584 channels take long."""
-
-
-@dataclass(frozen=True)
-class Maps:
-    """What decides the inner products of regions; they are computed once for each of these."""
-
-    cells: int = 28
-    """A side of the map that regions are pooled on."""
-    unit: bool = True
-    """Layers, and all of them together, have unit length at every place."""
-    dilated: bool = False
-    """res5 of the hypercolumn at stride 16 instead of 32."""
-    pooling: Pooling = "max"
-    edges: Literal["nearest", "fast-rcnn"] = "nearest"
-    """Where boxes end: at the nearest cell edges, or as in Fast R-CNN's ROI pooling: a corner over
-    the stride, rounded, is the first or last cell, both included, so boxes gain a cell."""
-    seen: int = SIDE
-    """Side of the picture the network sees, pixels."""
-    seed: int = 0
-    """Of the proposals."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """One way to go from inner products to keypoints."""
-
-    maps: Maps = Maps()
-    normalised: bool = True
-    discount: float = 0.0
-    smooth: bool = True
-    """The SD filter; without it, points that no region covers stay where they are."""
-
-
-CHANGES = {
-    "as measured": Change(),
-    "order by score / area^0.02": Change(discount=0.02),
-    "order by score / area^0.05": Change(discount=0.05),
-    "inner products not normalised": Change(normalised=False),
-    "no SD filter": Change(smooth=False),
-    "14 cells": Change(Maps(cells=14)),
-    "14 cells, rounded as Fast R-CNN": Change(Maps(cells=14, edges="fast-rcnn")),
-    "rounded as Fast R-CNN": Change(Maps(edges="fast-rcnn")),
-    "raw activations": Change(Maps(unit=False)),
-    "mean pooling": Change(Maps(pooling="mean")),
-    "res5 dilated": Change(Maps(dilated=True)),
-    "seen at 320 px, 40 cells": Change(Maps(seen=320, cells=40)),
-    "other proposals (seed 1)": Change(Maps(seed=1)),
-}
-ONLY = {"res5 dilated": "resnet50-hc", "seen at 320 px, 40 cells": "vgg16"}
-"""Changes that mean nothing for the other row, or take too long for it."""
 
 
 def network_row(name: str, maps: Maps, init: Sequence[str], device: torch.device) -> Row:

@@ -9,11 +9,16 @@ from pathlib import Path
 import torch
 
 from surefeat.config import ModelConfig
+from surefeat.data.pairs import load_pairs
 from surefeat.data.synthetic import CATEGORIES, correspondences, draw_many
+from surefeat.eval.proposal_file import ProposalSettings, proposals_of
+from surefeat.eval.protocol import Protocol
 from surefeat.image import Image
 from surefeat.model import DenseFeatures
 
 SIZE = 96
+CPU = torch.device("cpu")
+PROTOCOL = Protocol(side=SIZE, proposals=ProposalSettings(count=60))
 
 
 def write_pairs(folder: Path, *, count: int = 16, most: int = 6) -> Path:
@@ -44,3 +49,10 @@ def write_model(folder: Path) -> Path:
         folder
     )
     return folder
+
+
+def write_proposals(listed: Path, file: Path) -> Path:
+    """Proposals of the images of a list."""
+    images = [path for pair in load_pairs(listed) for path in (pair.image0, pair.image1)]
+    proposals_of(images, PROTOCOL.proposals, file=file, quiet=True)
+    return file

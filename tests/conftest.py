@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from bench import write_model, write_pairs, write_proposals
 
 # Other work on the machine must not fail a test: examples have no deadline.
 settings.register_profile("surefeat", deadline=None)
@@ -20,6 +24,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def no_hang() -> Iterator[None]:
+    """A reader that blocks ends the run with a traceback instead of stopping it for ever."""
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The development data: SUREFEAT_DATA, or shared/data beside the checkout."""
@@ -28,3 +40,21 @@ def data_root() -> Path:
     if not (root / "lists").is_dir():
         pytest.skip(f"needs the development data (not at {root}); set SUREFEAT_DATA")
     return root
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The list of a drawn benchmark."""
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small network for the drawn benchmark."""
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def boxes(listed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Proposals of the drawn benchmark, computed once for all tests of a file."""
+    return write_proposals(listed, tmp_path_factory.mktemp("proposals") / "p.safetensors")

@@ -23,6 +23,11 @@ SUFFIX = {
     "GIF": ".gif",
     "TIFF": ".tif",
 }
+RAMP = Image.fromarray(np.arange(0, 240, dtype=np.uint8).reshape(12, 20))
+COLOURS = Image.merge(
+    "RGB", (RAMP, RAMP.transpose(Image.Transpose.ROTATE_180), RAMP.point(lambda v: v // 2))
+)
+"""A good picture whose pixels all differ."""
 
 
 @dataclass(frozen=True)

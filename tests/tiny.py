@@ -11,11 +11,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from surefeat.config import Config, preset
+from surefeat.data.batches import Batches
 from surefeat.data.canvas import Canvas
 from surefeat.data.synthetic import draw_many, write_folder
+from surefeat.model import DenseFeatures
+from surefeat.monitor import Progress
 from surefeat.pretraining import Pretrained, pretrain
+from surefeat.runs import Run
+from surefeat.train import train
 
 SIDE = 48
+CPU = torch.device("cpu")
 
 
 def tiny(*, size: int = 32, points: int = 24, sigma_warmup: int = 3, **train: Any) -> Config:
@@ -34,6 +40,11 @@ def tiny(*, size: int = 32, points: int = 24, sigma_warmup: int = 3, **train: An
     )
 
 
+def still(**settings: Any) -> Config:
+    """Nothing moves: with the same images and views the loss is the same at every step."""
+    return tiny(lr=0.0, head_lr=0.0, weight_decay=0.0, sigma_warmup=0, **settings)
+
+
 def images(folder: Path, *, count: int = 11) -> Path:
     write_folder(folder, count=count, size=SIDE, seed=0)
     return folder
@@ -50,6 +61,25 @@ def learn(source: Path, out: Path, config: Config | None = None, **more: Any) ->
     return pretrain(
         source, out=out, config=config, **{"init": "none"} | more, device="cpu", quiet=True
     )
+
+
+def small_model(config: Config, *, seed: int = 0) -> DenseFeatures:
+    torch.manual_seed(seed)
+    return DenseFeatures.create(config.model, init="none")
+
+
+def go(
+    folder: Path,
+    config: Config,
+    *,
+    images: int = 9,
+    model: DenseFeatures | None = None,
+    **more: Any,
+) -> tuple[Run, DenseFeatures, Progress]:
+    model = model or small_model(config)
+    run = Run.start(folder, config)
+    batches = Batches(canvas(images), device=CPU)
+    return run, model, train(model, batches, run, config, **more)
 
 
 def weights(run: Path) -> dict[str, Tensor]:

@@ -238,13 +238,9 @@ def _annotation(item: Labelled) -> dict[str, Any]:
         keypoints += [round(x, 2), round(y, 2), 2] if seen else [0, 0, 0]
     box = [round(value, 2) for value in xywh_from_boxes(item.box).tolist()]
     about = {
-        "category_id": item.category + 1,
-        "bbox": box,
-        "area": round(box[2] * box[3], 2),
-        "iscrowd": 0,
-        "num_keypoints": int(item.visible.sum()),
-        "keypoints": keypoints,
-    }
+        "category_id": item.category + 1, "bbox": box, "area": round(box[2] * box[3], 2),
+        "iscrowd": 0, "num_keypoints": int(item.visible.sum()), "keypoints": keypoints,
+    }  # fmt: skip
     if item.scores is None:
         return about
     scores = [round(score, 4) for score in item.scores.tolist()]
