@@ -15,6 +15,7 @@ from surefeat.config import ColourConfig, WarpConfig
 from surefeat.eval.selfcheck import SelfCheck, calibration_gap, self_check
 from surefeat.model import Maps
 from surefeat.runs import write_json
+from surefeat.viz_curves import selfcheck_figure
 from tiny import SIDE, canvas
 
 STRIDE = 4
@@ -25,6 +26,8 @@ WARP = WarpConfig(size=SIDE)
 
 class Fake(nn.Module):
     """Answers with maps made from its input; `head` is where a model's device is read from."""
+
+    has_confidence = True
 
     def __init__(self, *, seed: int | None = None) -> None:
         super().__init__()
@@ -146,6 +149,16 @@ def test_a_real_model_is_checked_on_drawn_images() -> None:
     assert found.points == 250
     assert 0 <= found.accuracy[0.025] <= found.accuracy[0.05] <= found.accuracy[0.1] <= 1
     assert found.predicted_loss == pytest.approx(0.418, abs=0.02)  # sigma starts near 1
+    model.without_confidence()
+    plain = self_check(
+        model, held.pixels, held.sizes, warp=tiny().warp, colour=ColourConfig(), points=50, batch=2
+    )
+    assert all(map(math.isnan, (plain.auroc, plain.predicted_loss, plain.calibration_error)))
+    assert plain == replace(
+        found, auroc=plain.auroc, predicted_loss=plain.predicted_loss,
+        calibration_error=plain.calibration_error,
+    )  # fmt: skip
+    assert "gap" not in selfcheck_figure(plain).axes[2].get_title()
 
 
 def slow_gap(predicted: list[float], actual: list[float], bins: int) -> float:

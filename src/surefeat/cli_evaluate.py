@@ -214,5 +214,5 @@ def say(result: dict[str, Any], *, as_json: bool) -> None:
     for name, value in result.items():
         rows = value.items() if isinstance(value, dict) else [(name, value)]
         for key, entry in rows:
-            shown = f"{entry:.3f}" if isinstance(entry, float) else entry
+            shown = f"{entry:.3f}".replace("nan", "undefined") if isinstance(entry, float) else entry
             print(f"{key.replace('_', ' '):<20} {shown}")

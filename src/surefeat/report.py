@@ -160,7 +160,7 @@ def _check_numbers(check: dict[str, Any]) -> list[Number]:
     for key, (name, meaning) in told.items():
         if key in check:
             value = check[key]
-            # JSON has null where all matches were right, or all wrong.
+            # JSON has null where all matches were right, or all wrong, or no confidence is there.
             known = value is not None and not math.isnan(value)
             numbers.append(Number(name, f"{value:.3f}" if known else "undefined", meaning))
     return numbers

@@ -171,7 +171,8 @@ def selfcheck_figure(check: SelfCheck | Mapping[str, Any]) -> Figure:
     ranking.axvline(0.5, color=GREY, linewidth=1, linestyle="--")
     ranking.set_xticks([0.5], ["chance"])
     losses = {"predicted": values["predicted_loss"], "actual": values["actual_loss"]}
-    title = f"Loss of true matches (gap {values['calibration_error']:.3f})"
+    gap = values["calibration_error"]
+    title = "Loss of true matches" + ("" if math.isnan(gap) else f" (gap {gap:.3f})")
     _bars(loss, losses, title=title, most=max(0.5, *losses.values()))
     return figure
 

@@ -27,7 +27,10 @@ THRESHOLDS = (0.025, 0.05, 0.1)
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """What the check found; accuracies and AUROC in [0, 1]."""
+    """What the check found; accuracies and AUROC in [0, 1].
+
+    What speaks of confidence is NaN for a model that has none.
+    """
 
     accuracy: dict[float, float]
     """Threshold (share of the view's side) -> share of matches that are right."""
@@ -79,7 +82,7 @@ def self_check(
         points0, points1, valid = corresponding_points(views, draws, count=points)
         maps0, maps1 = model(views.view0), model(views.view1)
         rows.append(_match(maps0, maps1, points0, points1)[valid].flatten(0, 1).cpu())
-    return _summary(torch.cat(rows), side=warp.size)
+    return _summary(torch.cat(rows), side=warp.size, sure=model.has_confidence)
 
 
 def _match(maps0: Maps, maps1: Maps, points0: Tensor, points1: Tensor) -> Tensor:
@@ -107,7 +110,7 @@ def _fine_grid(maps: Tensor) -> Tensor:
     return grid.flip(-1).reshape(1, -1, 2)
 
 
-def _summary(rows: Tensor, *, side: int) -> SelfCheck:
+def _summary(rows: Tensor, *, side: int, sure: bool) -> SelfCheck:
     if not len(rows):
         raise ValueError("no two views overlapped; soften the warps (translation, zoom)")
     error, confidence, score, predicted, actual = rows.unbind(-1)
@@ -115,11 +118,11 @@ def _summary(rows: Tensor, *, side: int) -> SelfCheck:
     mixed = bool(right.any()) and not bool(right.all())
     return SelfCheck(
         accuracy={t: (error <= t * side).float().mean().item() for t in THRESHOLDS},
-        auroc=auroc(confidence, right) if mixed else math.nan,
+        auroc=auroc(confidence, right) if mixed and sure else math.nan,
         auroc_score=auroc(score, right) if mixed else math.nan,
-        predicted_loss=predicted.mean().item(),
+        predicted_loss=predicted.mean().item() if sure else math.nan,
         actual_loss=actual.mean().item(),
-        calibration_error=calibration_gap(predicted, actual),
+        calibration_error=calibration_gap(predicted, actual) if sure else math.nan,
         points=len(rows),
     )
 
