@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from surefeat import cli, match_page
 from surefeat.cli import main
+from surefeat.cli_evaluate import say
 from surefeat.config import ModelConfig
 from surefeat.data.synthetic import write_folder
 from surefeat.features import Features
@@ -229,3 +231,12 @@ def test_one_pixel_and_panorama_photos_are_matched(
         main([*command.split(), "--out", str(tmp_path / "out"), "--points", "5", "5"])
         found = json.loads(capsys.readouterr().out)
         assert len(found["points1"]) == 1
+
+
+def test_what_is_not_defined_is_null_for_a_script_and_said_to_a_person(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    say({"auroc": math.nan, "points": 3}, to_script=True)
+    assert json.loads(capsys.readouterr().out) == {"auroc": None, "points": 3}
+    say({"auroc": math.nan, "points": 3}, to_script=False)
+    assert capsys.readouterr().out.split() == ["auroc", "undefined", "points", "3"]

@@ -74,7 +74,7 @@ class Pretrain:
             "seconds": round(done.progress.seconds, 1), "skipped": len(done.skipped),
             "self_check": done.check.to_dict() if done.check else None,
         }  # fmt: skip
-        say(result | {"report": _report(done.folder)}, as_json=self.json)
+        say(result | {"report": _report(done.folder)}, to_script=self.json)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Extract:
             self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
             device=self.device, quiet=self.json,
         )  # fmt: skip
-        say(done.to_dict(), as_json=self.json)
+        say(done.to_dict(), to_script=self.json)
 
 
 @dataclass(frozen=True)

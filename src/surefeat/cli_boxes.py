@@ -70,7 +70,7 @@ class BoxesFit:
             "detector": str(done.folder / "model"), "images": done.images, "steps": done.steps,
             "skipped": len(done.skipped),
         }  # fmt: skip
-        say(result, as_json=self.json)
+        say(result, to_script=self.json)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class BoxesPredict:
             "boxes": str(done.folder / "boxes.json"), "sheet": sheet,
             "skipped": len(done.skipped), **done.selection.counts,
         }  # fmt: skip
-        say(result if self.json else _flat(result), as_json=self.json)
+        say(result if self.json else _flat(result), to_script=self.json)
 
 
 @dataclass(frozen=True)

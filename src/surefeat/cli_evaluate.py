@@ -41,7 +41,7 @@ class EvaluateSelf:
         found = check_folder(
             self.source, model=self.model, count=self.count, seed=self.seed, device=self.device
         )
-        say(found.to_dict(), as_json=self.json)
+        say(found.to_dict(), to_script=self.json)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class EvaluateParts:
 
         instances = draw_many(self.count, size=self.size, seed=self.seed)
         found = check_parts(DenseFeatures.from_pretrained(self.model), instances)
-        say(asdict(found), as_json=self.json)
+        say(asdict(found), to_script=self.json)
 
 
 @dataclass(frozen=True)
@@ -206,13 +206,15 @@ class Evaluate:
         self.what.run()
 
 
-def say(result: dict[str, Any], *, as_json: bool) -> None:
+def say(result: dict[str, Any], *, to_script: bool) -> None:
     """A result for a script, or a line per value for a person."""
-    if as_json:
-        print(json.dumps(result))
+    from surefeat.runs import as_json
+
+    if to_script:
+        print(as_json(result))
         return
     for name, value in result.items():
         rows = value.items() if isinstance(value, dict) else [(name, value)]
         for key, entry in rows:
-            shown = f"{entry:.3f}".replace("nan", "undefined") if isinstance(entry, float) else entry
-            print(f"{key.replace('_', ' '):<20} {shown}")
+            shown = f"{entry:.3f}" if isinstance(entry, float) else str(entry)
+            print(f"{key.replace('_', ' '):<20} {'undefined' if shown == 'nan' else shown}")

@@ -37,4 +37,4 @@ class Export:
             done = export(model, self.path)
         else:
             done = export_detector(KeypointDetector.load(self.detector, model), self.path)
-        say(asdict(done) | {"path": str(done.path)}, as_json=self.json)
+        say(asdict(done) | {"path": str(done.path)}, to_script=self.json)

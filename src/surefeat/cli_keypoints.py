@@ -56,7 +56,7 @@ class KeypointsFit:
             "keypoints": {each.name: list(each.keypoints) for each in detector.categories},
             "seconds": round(perf_counter() - start, 1),
         }
-        say(result, as_json=self.json)
+        say(result, to_script=self.json)
 
 
 @dataclass(frozen=True)

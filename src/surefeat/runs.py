@@ -74,7 +74,7 @@ class Run:
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
         with self.metrics_file.open("a") as file:
-            file.write(json.dumps(_plain({"step": step, **values}), allow_nan=False) + "\n")
+            file.write(as_json({"step": step, **values}) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl; a line cut off by a crash is left out."""
@@ -194,9 +194,14 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def as_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON text, NaN and infinity as null."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; NaN and infinity as null."""
-    write_text(path, json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
+    write_text(path, as_json(value, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
