@@ -31,6 +31,8 @@ NAMES = {
     "vgg16-ours": "**ours, VGG16** (shipped)",
     "paper-slow": "the paper's recipe with a slower trunk (see below)",
     "paper-slow-without-confidence": "the same w/o confidence",
+    "paper-long": "the slower trunk, 6,000 steps instead of 2,000",
+    "paper-long-without-confidence": "the same w/o confidence",
     "paper-without-confidence": "the paper's recipe w/o confidence (with it: stopped, see below)",
     "res4d": "res4d, untrained",
     "res4c": "res4c, untrained",
