@@ -9,7 +9,7 @@ from surefeat.viz_fewshot import fewshot_figure
 
 HERE = Path(__file__).resolve().parent
 ROWS = ("ours", "without-confidence", "resnet50-hc", "vgg16", "resnet50-dilated")
-"""Those of three seeds; others differ from ours by too little to be told apart in a picture."""
+"""Others differ from ours by too little to be told apart in a picture."""
 
 
 def main() -> None:
