@@ -96,7 +96,7 @@ def parts() -> str:
     ratio = boxes["metrics"]["speed_ratio"]["prim"]
     solver, auroc = flow["metrics"], fit["metrics"]["auroc on val"]
     error = fit["metrics"]["calibration on val"]["expected calibration error"]
-    rows = [["part", "measured", "beside", "from"]]
+    rows = [["part", "measured", "beside", "from"], _beside_peers()]
     rows.append([
         "region proposals, recall at IoU .5 / .7, 1000 boxes, VOC val",
         f"{prim['recall@0.5']:.3f} / {prim['recall@0.7']:.3f}",
@@ -126,6 +126,22 @@ def parts() -> str:
     ])  # fmt: skip
     rows.append(["its calibration error", f"{error:.3f}", "", link("reliability.json")])
     return markdown(rows)
+
+
+def _beside_peers() -> list[str]:
+    """Time of one photo's features; the peers' as multiples of it, measured in turn."""
+    found = read("peers_speed.json")["metrics"]
+    ours = found["surefeat resnet50, 320 px"]
+    times = {name: f"{row['times the first']:.1f}" for name, row in found.items()}
+    small, base = (
+        f"{times[f'DINOv2 ViT-{size}/14, 224 px']} and {times[f'DINOv2 ViT-{size}/14, 518 px']}"
+        for size in "SB"
+    )
+    return [
+        "features of a photo, ResNet-50 at 320 px", f"{ours['ms']:.0f} ms",
+        f"times as long, at 224 and at 518 px: DINOv2's ViT-S/14 {small}, ViT-B/14 {base}",
+        link("peers_speed.json"),
+    ]  # fmt: skip
 
 
 MATCH_ROWS = {
