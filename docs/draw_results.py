@@ -48,11 +48,17 @@ def main() -> None:
 
 
 def draw_numbers() -> None:
-    folder = RESULTS / "pf-pascal"
-    results = [json.loads((folder / f"pf-pascal-test-{row}.json").read_text()) for row in ROWS]
-    region_figure(results).savefig(HERE / "regions.png", dpi=130)
+    region_figure([with_regions(row) for row in ROWS]).savefig(HERE / "regions.png", dpi=130)
     curve = json.loads((RESULTS / "training_curve.json").read_text())
     accuracy_over_time(curve).savefig(HERE / "training.png", dpi=120)
+
+
+def with_regions(row: str) -> dict[str, Any]:
+    """The result of a row that has its region curves, measured with its points or apart."""
+    name = f"pf-pascal-test-{row}.json"
+    files = [path for part in ("pf-pascal", "regions") if (path := RESULTS / part / name).is_file()]
+    results: list[dict[str, Any]] = [json.loads(path.read_text()) for path in files]
+    return next(result for result in results if result["curves"])
 
 
 def draw_maps(model: surefeat.DenseFeatures) -> None:
