@@ -23,6 +23,7 @@ PUBLISHED = {"ours": "66.5", "resnet50-hc": "64.0", "vgg16": "62.3", "without-co
 NAMES = {
     "ours": "**ours** (shipped)",
     "ours@224+320": "ours, seen at 224 and 320 px",
+    "ours@224+320+448": "ours, seen at 224, 320 and 448 px",
     "without-confidence": "ours w/o confidence",
     "contrastive": "contrastive loss",
     "gtbox": "ours, trained on true boxes",
@@ -37,6 +38,7 @@ NAMES = {
     "res4d": "res4d, untrained",
     "res4c": "res4c, untrained",
     "res4c@224+320": "res4c, seen at 224 and 320 px",
+    "res4d@224+320+448": "res4d, seen at 224, 320 and 448 px",
     "vgg16": "VGG16 pool4, untrained",
     "resnet50-hc": "ResNet-50-HC, untrained",
     "resnet50-dilated": "ResNet-50-dilated res5c, untrained",
@@ -62,30 +64,31 @@ def matching(benchmark: str, rule: str) -> str:
             every = [found, *(_metrics(str(path.relative_to(HERE))) for path in seeds)]
             rows.append(["mean and deviation of 3 seeds", "", *_cells(every, rule), ""])
     same = [f"{found[f'{way}identity pck@0.1 {rule}']:.1f}" for way in ("", "shifted ")]
-    rows.append(["the same place (control)", "", "", "", "", same[0], "", same[1], *[""] * 4])
+    rows.append(["the same place (control)", "", "", "", "", same[0], "", "", same[1], *[""] * 4])
     return markdown(rows)
 
 
 def _metrics(name: str) -> dict[str, Any]:
-    """A row's metrics, and what was measured later, by regions alone (regions/)."""
-    found, later = read(name), _later(name)
-    if later is None:
-        return found["metrics"]  # type: ignore[no-any-return]
-    more = read(later)
-    if more["weights_sha256"] != found["weights_sha256"]:
-        raise ValueError(f"{name} and {later} are of different weights")
-    return more["metrics"] | found["metrics"]  # type: ignore[no-any-return]
+    """A row's metrics, and what was measured later: by regions or by wide voting alone."""
+    found = read(name)
+    metrics: dict[str, Any] = found["metrics"]
+    for later in _later(name):
+        more = read(later)
+        if more["weights_sha256"] != found["weights_sha256"]:
+            raise ValueError(f"{name} and {later} are of different weights")
+        metrics = more["metrics"] | metrics
+    return metrics
 
 
-def _later(name: str) -> str | None:
-    """The file of what was measured later, if there is one."""
-    later = f"regions/{Path(name).name}"
-    return later if (HERE / later).is_file() else None
+def _later(name: str) -> list[str]:
+    """The files of what was measured later."""
+    files = (f"{folder}/{Path(name).name}" for folder in ("regions", "votes"))
+    return [file for file in files if (HERE / file).is_file()]
 
 
 def _links(name: str) -> str:
-    later = _later(name)
-    return link(name) + (f" [regions](results/{later})" if later else "")
+    more = (f" [{Path(later).parent}](results/{later})" for later in _later(name))
+    return link(name) + "".join(more)
 
 
 def _cells(found: list[dict[str, Any]], rule: str) -> list[str]:

@@ -22,8 +22,10 @@ from surefeat.features import Features
 from surefeat.flow import dense_from_regions, transfer_points
 from surefeat.geometry import Frame, box_iou
 from surefeat.image import resize
+from surefeat.match import match_points
 from surefeat.nearest import find, prepare
 from surefeat.regions import dense_products, match_regions, pool_layer, region_scores
+from surefeat.voting import WIDE_VOTING, Voting
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,25 @@ def test_mean_flow_is_the_printed_route_from_regions_pooled_by_means(
     torch.testing.assert_close(
         torch.tensor(record["mean-flow"]["points"]), expected, atol=2e-3, rtol=0
     )
+
+
+@pytest.mark.parametrize("name", ["voting", "wide-voting"])
+def test_votes_are_those_of_public_matching(material: Material, model: Path, name: str) -> None:
+    """Each way of voting with its own settings."""
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    settings = {"voting": Voting(), "wide-voting": WIDE_VOTING}[name]
+    moved = 0.0
+    for case in material.cases[:4]:
+        (record,) = measure([case], row, store, material.pictures, PROTOCOL)
+        frames = [case.frame(PROTOCOL.side, i) for i in (0, 1)]
+        points = frames[0].to_network(case.pair.common()[0])
+        found = match_points(*(store[key] for key in case.keys), points, voting=settings)
+        expected = frames[1].to_original(found.points1)
+        assert torch.allclose(torch.tensor(record[name]["points"]), expected, atol=2e-3)
+        other = "voting" if name == "wide-voting" else "wide-voting"
+        moved += float((torch.tensor(record[other]["points"]) - expected).norm(dim=1).max())
+    assert moved > 1  # the two do not agree on everything
 
 
 def test_a_location_bonus_pulls_to_the_same_place(material: Material, model: Path) -> None:

@@ -13,7 +13,7 @@ from tyro.conf import Positional, Suppress, arg, subcommand
 from surefeat.cli_fewshot import EvaluateFewShot
 
 Measure = Literal[
-    "nearest", "voting", "location", "regions", "flow", "small-first", "mean-flow"
+    "nearest", "voting", "wide-voting", "location", "regions", "flow", "small-first", "mean-flow"
 ]  # fmt: skip
 _ALL: tuple[Measure, ...] = get_args(Measure)
 
@@ -96,10 +96,10 @@ class EvaluateMatching:
     seed: int = 0
     """Of the proposals."""
     measures: tuple[Measure, ...] = _ALL
-    """nearest, voting, location: keypoints by search; regions: PCR and mIoU; flow: the paper's
-    keypoints, from region matches; small-first: the same with small regions first; mean-flow: the
-    same from regions pooled by means."""
-    shifted: tuple[Measure, ...] = ("nearest", "voting", "location", "regions")
+    """nearest, voting, wide-voting, location: keypoints by search; regions: PCR and mIoU; flow: the
+    paper's keypoints, from region matches; small-first: the same with small regions first;
+    mean-flow: the same from regions pooled by means."""
+    shifted: tuple[Measure, ...] = ("nearest", "voting", "wide-voting", "location", "regions")
     """Those measured again with image 1 shifted."""
     side: int = 224
     """Square the images are resized to, pixels."""

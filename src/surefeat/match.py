@@ -16,9 +16,10 @@ from surefeat.loss import mean_predicted_loss
 from surefeat.nearest import Peaks, Side, find, prepare_pair, vote_both_ways
 from surefeat.regions import RegionMatches, match_regions
 from surefeat.reliability import Reliability
-from surefeat.voting import Votes, Voting
+from surefeat.voting import WIDE_VOTING, Votes, Voting
 
 __all__ = [
+    "WIDE_VOTING",
     "DenseMatches",
     "Matches",
     "RegionMatches",
@@ -133,7 +134,8 @@ def match_points(
 
     Without points, up to `count` confident and distinctive places of image 0 are chosen, spread
     out; with `mutual`, of both images, so that exchanging the images exchanges the matches.
-    voting: let neighbours that move alike support each other (see voting.py).
+    voting: let neighbours that move alike support each other; settings such as WIDE_VOTING instead
+    of True are taken, but give no probability (see voting.py).
     descriptor_weight, lower_weight: shares of the two layers in the similarity.
     refine: place matches between the grid's places. mutual: keep only matches that lead back.
     reliability: gives each match its probability; by default the model's own, if it has one.

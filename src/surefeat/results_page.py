@@ -54,7 +54,7 @@ def write_results(folder: Path, out: Path) -> Path:
 def _details(results: Sequence[Result]) -> dict[str, list[list[str]]]:
     """Tables by title: every convention, every class, by the routes that were measured."""
     found: dict[str, list[list[str]]] = {}
-    for measure in ("flow", "mean-flow", "small-first", "nearest", "voting"):
+    for measure in ("flow", "mean-flow", "small-first", "nearest", "voting", "wide-voting"):
         per_class = class_table(results, measure=measure)
         if per_class:
             found[f"{measure}, all conventions"] = convention_table(results, measure=measure)

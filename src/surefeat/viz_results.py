@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from surefeat.data.pairs import Pair
+from surefeat.eval.protocol import POINT_MEASURES
 from surefeat.viz_style import (
     GREY,
     PALETTE,
@@ -64,7 +65,7 @@ def region_figure(results: Sequence[dict[str, Any]]) -> Figure:
 def pck_figure(results: Sequence[dict[str, Any]]) -> Figure:
     """PCK@0.1 of every row by every route, and with image 1 shifted."""
     rule = results[0]["rule"]
-    routes = ("flow", "mean-flow", "small-first", "nearest", "voting", "location")
+    routes = POINT_MEASURES
     figure = new_figure(
         0.6 + 0.5 * len(results), f"PCK@0.1 ({rule} rule) by each route; the hollow mark is the "
         "same with image 1 shifted, where knowing the place does not help."

@@ -45,6 +45,11 @@ class Voting:
             raise ValueError(f"voting: blur must be 0 or more, not {self.blur}")
 
 
+WIDE_VOTING = Voting(blur=3.0, weight=0.3)
+"""Finds parts of other instances of a category better, by a tenth of the image's side; chosen on
+478 PF-PASCAL pairs without test images. The probability of a match is fitted to the default."""
+
+
 @dataclass(frozen=True, eq=False)
 class Votes:
     """The votes of all cells of image 0, ready to be read anywhere."""

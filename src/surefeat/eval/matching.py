@@ -86,7 +86,8 @@ def _measure_points(
         "variant": case.variant,
         "identity": {"points": _rounded(same, POINT_DIGITS)},
     }
-    wanted = [name for name in ("nearest", "voting", "location") if name in case.measures]
+    ways = {"nearest": None, "voting": protocol.voting, "wide-voting": protocol.wide}
+    wanted = [name for name in (*ways, "location") if name in case.measures]
     if not wanted:
         return record
     weights = (row.descriptor_weight, row.lower_weight)
@@ -100,7 +101,8 @@ def _measure_points(
             found = find_near(sides[0], sides[1], points0, protocol.location)
             record[name] = {"points": _original(found.cpu(), case, protocol)}
             continue
-        votes = vote(sides[0], sides[1], protocol.voting) if name == "voting" else None
+        settings = ways[name]
+        votes = vote(sides[0], sides[1], settings) if settings else None
         peaks = find(sides[0], sides[1], points0, votes, refine=True, margin=True)
         signs = {"score": peaks.score, "margin": peaks.margin}
         if row.confidence:

@@ -7,22 +7,24 @@ from typing import Literal, get_args
 
 from surefeat.eval.proposal_file import ProposalSettings
 from surefeat.flow import DISCOUNT
-from surefeat.voting import Voting
+from surefeat.voting import WIDE_VOTING, Voting
 
 Measure = Literal[
-    "nearest", "voting", "location", "regions", "flow", "small-first", "mean-flow"
+    "nearest", "voting", "wide-voting", "location", "regions", "flow", "small-first", "mean-flow"
 ]  # fmt: skip
 MEASURES: tuple[Measure, ...] = get_args(Measure)
-"""nearest: keypoints by nearest neighbour; voting: with local offset voting; location: nearest
-neighbour with a bonus for the same place, a control; regions: PCR and mIoU; flow: keypoints by
-the paper's route, region matches -> dense flow -> SD filter; small-first: the same, but small
-regions go before large ones of about the same score; mean-flow: as flow, but regions are pooled
-by means, not maxima."""
+"""nearest: keypoints by nearest neighbour; voting: with local offset voting; wide-voting: with
+votes spread over offsets further apart; location: nearest neighbour with a bonus for the same
+place, a control; regions: PCR and mIoU; flow: keypoints by the paper's route, region matches ->
+dense flow -> SD filter; small-first: the same, but small regions go before large ones of about the
+same score; mean-flow: as flow, but regions are pooled by means, not maxima."""
 POINT_MEASURES: tuple[Measure, ...] = (
-    "flow", "mean-flow", "small-first", "nearest", "voting", "location",
+    "flow", "mean-flow", "small-first", "nearest", "voting", "wide-voting", "location",
 )  # fmt: skip
 REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "small-first", "mean-flow")
 """Those that need proposals."""
+SHIFTED: tuple[Measure, ...] = ("nearest", "voting", "wide-voting", "location", "regions")
+"""Measured with image 1 shifted, if nothing else is asked for."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Protocol:
     """Of PCK."""
     measures: tuple[Measure, ...] = MEASURES
     """What is measured on the pairs as they are."""
-    shifted_measures: tuple[Measure, ...] = ("nearest", "voting", "location", "regions")
+    shifted_measures: tuple[Measure, ...] = SHIFTED
     """What is measured again with image 1 shifted; flow costs the most and may be added."""
     shift: float = 45.0
     """Of image 1 to the right, in 224ths of its width, mirrored behind."""
@@ -62,6 +64,8 @@ class Protocol:
     """Region descriptors have unit length; otherwise raw inner products are compared."""
     proposals: ProposalSettings = field(default_factory=ProposalSettings)
     voting: Voting = field(default_factory=Voting)
+    wide: Voting = WIDE_VOTING
+    """Of wide-voting."""
     location: LocationBonus = field(default_factory=LocationBonus)
 
     @property

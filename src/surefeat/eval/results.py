@@ -93,7 +93,7 @@ def _add_variant(
             title = f"{prefix}{name} pck@{RATED_ALPHA:g} {rule}"
             shares = [100 * float(each.mean()) for each in _right(found, pairs, rule)]
             result["pairs"][title] = _by_pair(shares, cases, material)
-            if name in ("nearest", "voting"):
+            if name in ("nearest", "voting", "wide-voting"):
                 _add_ranking(result, f"{prefix}{name}", name, records, found, pairs, rule)
     if "iou_by_rank" in records[0]:
         _add_regions(result, prefix, records, cases)

@@ -17,7 +17,7 @@ from surefeat.eval.benchmarks import Benchmark, Name, load_benchmark
 from surefeat.eval.evaluate import evaluate_row
 from surefeat.eval.material import prepare_material
 from surefeat.eval.proposal_file import ProposalSettings
-from surefeat.eval.protocol import MEASURES, Measure, Protocol
+from surefeat.eval.protocol import MEASURES, SHIFTED, Measure, Protocol
 from surefeat.eval.results import Result, read_result
 from surefeat.eval.tables import main_table, markdown
 from surefeat.model import DenseFeatures
@@ -94,7 +94,7 @@ def evaluate_rows(
     boxes: int = 1000,
     seed: int = 0,
     measures: Sequence[Measure] = MEASURES,
-    shifted: Sequence[Measure] = ("nearest", "voting", "location", "regions"),
+    shifted: Sequence[Measure] = SHIFTED,
     side: int = 224,
     inputs: Sequence[int] = (),
     pairs: int | None = None,

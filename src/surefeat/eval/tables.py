@@ -51,9 +51,11 @@ def main_table(results: Sequence[Result]) -> Table:
         "flow": f"flow pck@0.1 {rule}", "mean pooled": f"mean-flow pck@0.1 {rule}",
         "small first": f"small-first pck@0.1 {rule}",
         "nearest": f"nearest pck@0.1 {rule}",
-        "voting": f"voting pck@0.1 {rule}", "location": f"location pck@0.1 {rule}",
+        "voting": f"voting pck@0.1 {rule}", "wide voting": f"wide-voting pck@0.1 {rule}",
+        "location": f"location pck@0.1 {rule}",
         "shifted nearest": f"shifted nearest pck@0.1 {rule}",
         "shifted voting": f"shifted voting pck@0.1 {rule}",
+        "shifted wide voting": f"shifted wide-voting pck@0.1 {rule}",
         "PCR area": "pcr area", "mIoU area": "miou area",
     }  # fmt: skip
     published = results[0]["benchmark"] == "pf-pascal" and results[0]["split"] == "test"
