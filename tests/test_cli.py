@@ -17,7 +17,9 @@ from surefeat.cli_evaluate import say
 from surefeat.config import ModelConfig
 from surefeat.data.synthetic import write_folder
 from surefeat.features import Features
+from surefeat.match import WIDE_VOTING, match_points
 from surefeat.model import DenseFeatures
+from surefeat.scales import extract_scales
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +171,24 @@ def test_a_large_photo_is_drawn_small_and_matched_in_its_own_pixels(
     assert found["size1"] == [1500, 3000]
     assert 1000 < max(x for x, _ in found["points1"]) < 3000
     assert max(box[2] for box in found["regions"]["boxes1"]) > 1000
+
+
+def test_wide_votes_and_several_sizes_reach_the_matches(
+    photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = _images(photos)[:2]
+    points = torch.tensor([[20.0, 30.0], [40.0, 25.0], [11.0, 50.0]])
+    given = " ".join(str(value) for value in points.flatten().tolist())
+    command = f"match {first} {second} --model {model} --out {tmp_path} --json"
+    main([*f"{command} --side 64 96 --wide --points {given}".split()])
+    found = json.loads(capsys.readouterr().out)
+    network = DenseFeatures.from_pretrained(model)
+    features = extract_scales(network, [first, second], (64, 96))
+    expected = match_points(*features, points, voting=WIDE_VOTING).points1
+    assert torch.allclose(torch.tensor(found["points1"]), expected, atol=1e-3)
+    narrow = match_points(*features, points).points1
+    assert not torch.allclose(expected, narrow, atol=1e-3)
+    assert "leave out --no-voting" in _fails(f"{command} --wide --no-voting", capsys)
 
 
 def test_other_files_where_a_model_is_wanted_are_one_line_errors(

@@ -141,6 +141,8 @@ class Match:
     """Keep only matches that lead back."""
     voting: bool = True
     """Let neighbouring matches agree; the paper goes without."""
+    wide: bool = False
+    """Votes reach further: for two objects of one kind. Matches then have no probability."""
     model: str | None = None
     """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
     side: tuple[int, ...] = ()
@@ -151,12 +153,15 @@ class Match:
     """Print the matches as JSON instead of a summary."""
 
     def run(self) -> None:
+        from surefeat.match import WIDE_VOTING
         from surefeat.match_page import match_photos
 
+        if self.wide and not self.voting:
+            raise ValueError("--wide is a kind of voting; leave out --no-voting")
         done = match_photos(
             self.image0, self.image1, out=self.out, points=self.points, count=self.count,
-            regions=self.regions, mutual=self.mutual, voting=self.voting, model=self.model,
-            sides=self.side, device=self.device,
+            regions=self.regions, mutual=self.mutual, model=self.model, sides=self.side,
+            voting=WIDE_VOTING if self.wide else self.voting, device=self.device,
         )  # fmt: skip
         if self.json:
             print(done.matches.to_json())

@@ -17,7 +17,7 @@ from surefeat.dense import match_dense, match_dense_by_regions
 from surefeat.features import Features
 from surefeat.geometry import Frame
 from surefeat.image import load
-from surefeat.match import Matches, match_points
+from surefeat.match import Matches, Voting, match_points
 from surefeat.model import DenseFeatures
 from surefeat.page import Section, write_page
 from surefeat.proposals import propose
@@ -56,7 +56,7 @@ def match_photos(
     count: int = 60,
     regions: int = 0,
     mutual: bool = True,
-    voting: bool = True,
+    voting: bool | Voting = True,
     model: str | Path | DenseFeatures | None = None,
     sides: Sequence[int] = (),
     device: str | None = None,
