@@ -46,7 +46,6 @@ SETTINGS: dict[str, Voting] = {
 ASKED: dict[tuple[int, ...], Sequence[str]] = {
     (224, 320): tuple(SETTINGS),
     (224,): ("default", "wide"),
-    (224, 320, 448): ("default", "wide"),
 }
 """Input sizes -> what is tried at them."""
 
