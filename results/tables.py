@@ -38,7 +38,6 @@ NAMES = {
     "res4d": "res4d, untrained",
     "res4c": "res4c, untrained",
     "res4c@224+320": "res4c, seen at 224 and 320 px",
-    "res4d@224+320+448": "res4d, seen at 224, 320 and 448 px",
     "vgg16": "VGG16 pool4, untrained",
     "resnet50-hc": "ResNet-50-HC, untrained",
     "resnet50-dilated": "ResNet-50-dilated res5c, untrained",
