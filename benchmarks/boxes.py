@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
-from surefeat.data.labels import Labelled
+from surefeat.boxes.config import BoxesConfig, DetectorConfig, SelectConfig
+from surefeat.boxes.network import Detector
+from surefeat.boxes.photos import Photo
+from surefeat.boxes.select import best_boxes, score_photos, select
+from surefeat.core.files import choose_device, environment, write_json
+from surefeat.core.image import decode
+from surefeat.data.labels import PhotoLabels
 from surefeat.data.sources import find_images
-from surefeat.detect import Detector
-from surefeat.detect_config import BoxesConfig, DetectorConfig, ProposalConfig, SelectConfig
-from surefeat.detect_data import Photo
-from surefeat.detect_proposals import item_bytes, propose_for
-from surefeat.detect_select import best_boxes, score_photos, select
-from surefeat.device import choose_device
-from surefeat.image import decode
-from surefeat.runs import environment, write_json
+from surefeat.match.config import ProposalConfig
+from surefeat.match.proposals import item_bytes, propose_for
 
 ROOT = Path(__file__).resolve().parents[1]
 CATEGORIES = tuple(f"category {k}" for k in range(12))
@@ -62,7 +62,7 @@ def stages(
             proposals = boxes
     label = frozenset(CATEGORIES[:1])
     photos = [
-        Photo(Labelled(item.name, item, label), image, (image.shape[1], image.shape[2]), each)
+        Photo(PhotoLabels(item.name, item, label), image, (image.shape[1], image.shape[2]), each)
         for item, image, each in zip(items, pixels, proposals, strict=True)
     ]
     list(score_photos(detector, photos[:2], scales=config.select.scales[:1]))

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from surefeat.detect_data import Photo
-from surefeat.detect_select import Candidate, Scored, agreed, best_boxes
-from surefeat.eval.detection import Found, average_precision, controls, corloc, suppress
+from surefeat.boxes.photos import Photo
+from surefeat.boxes.select import Candidate, Scored, agreed, best_boxes
+from surefeat.measure.detection import Found, average_precision, controls, corloc, suppress
 
 
 def detectors(agreement: float) -> dict[str, float]:

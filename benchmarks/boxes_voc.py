@@ -22,28 +22,15 @@ from typing import Any
 
 from boxes_scores import choose, corlocs, detectors, named, precisions, right_share
 
-from surefeat.boxes import fit_boxes, usable_photos
-from surefeat.data.labels import Labelled, LabelledImages, find_labels
+from surefeat.boxes.config import BoxesConfig, DetectorConfig, LearnConfig, SelectConfig
+from surefeat.boxes.photos import Photo
+from surefeat.boxes.run import fit_boxes, usable_photos
+from surefeat.boxes.select import Candidate, Selection, score_photos, select, to_coco, to_csv
+from surefeat.core.files import environment, file_hash, write_json, write_text
+from surefeat.data.labels import LabelledImages, PhotoLabels, find_labels
 from surefeat.data.pascal3d import CLASSES
-from surefeat.detect_config import (
-    BoxesConfig,
-    DetectorConfig,
-    LearnConfig,
-    ProposalConfig,
-    SelectConfig,
-)
-from surefeat.detect_data import Photo
-from surefeat.detect_proposals import make_proposals, read_proposals
-from surefeat.detect_select import (
-    Candidate,
-    Selection,
-    score_photos,
-    select,
-    to_coco,
-    to_csv,
-)
-from surefeat.model_files import file_hash
-from surefeat.runs import environment, write_json, write_text
+from surefeat.match.config import ProposalConfig
+from surefeat.match.proposals import make_proposals, read_proposals
 
 # As in BoxesConfig; count: boxes per image in the file, regions: of them the first so many compete.
 DEFAULTS = {
@@ -60,7 +47,7 @@ def load(data: Path, split: str, *, classes: int, limit: int) -> LabelledImages:
     Train has no image that is kept for other tests. Val keeps images that show none of the classes,
     where a box would be wrong.
     """
-    found: list[Labelled] = []
+    found: list[PhotoLabels] = []
     # The images of voc-nonrigid show the other 8 classes alone.
     folders, wanted = (("voc",), CLASSES) if classes == 12 else (("voc", "voc-nonrigid"), None)
     for folder in folders:
@@ -76,7 +63,7 @@ def load(data: Path, split: str, *, classes: int, limit: int) -> LabelledImages:
     return LabelledImages(kept, tuple(sorted({label for image in kept for label in image.labels})))
 
 
-def learnable(data: Path, images: Sequence[Labelled]) -> list[Labelled]:
+def learnable(data: Path, images: Sequence[PhotoLabels]) -> list[PhotoLabels]:
     """Those without a part in other tests: no image of PF-PASCAL's test pairs."""
     barred = {
         image["file_name"]

@@ -21,21 +21,19 @@ from scipy.spatial import Delaunay, QhullError
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.baselines.networks import model_row
-from surefeat.baselines.rows import Row
+from surefeat.core.files import environment, write_json
+from surefeat.core.geometry import fit_thin_plate
+from surefeat.core.image import decode, read_bytes
+from surefeat.core.ranking import auroc
+from surefeat.data.benchmarks import load_benchmark
 from surefeat.data.sources import find_images
-from surefeat.distinctive import distinctiveness
-from surefeat.eval.benchmarks import load_benchmark
-from surefeat.eval.material import Case, prepare_material
-from surefeat.eval.protocol import Protocol
-from surefeat.eval.ranking import auroc
-from surefeat.eval.store import FeatureStore
-from surefeat.features import Features
-from surefeat.geometry import fit_thin_plate
-from surefeat.image import decode, read_bytes
-from surefeat.model import DenseFeatures
-from surefeat.nearest import even_grid, find, prepare, vote
-from surefeat.runs import environment, write_json
+from surefeat.match.points import distinctiveness
+from surefeat.match.search import even_grid, find, prepare, vote
+from surefeat.measure.material import Case, FeatureStore, prepare_material
+from surefeat.measure.protocol import Protocol
+from surefeat.measure.rows import Row, model_row
+from surefeat.model.features import Features
+from surefeat.model.network import DenseFeatures
 
 SIDE, STEP = 224, 8
 LEAST_POINTS = 4  # a spline through fewer keypoints says little about the places between

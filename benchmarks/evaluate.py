@@ -17,16 +17,13 @@ from typing import Any
 
 import torch
 
-from surefeat.baselines.known import build_row
-from surefeat.baselines.rows import Row
-from surefeat.device import best_device
-from surefeat.eval.benchmarks import load_benchmark
-from surefeat.eval.matching import measure
-from surefeat.eval.material import Material, prepare_material
-from surefeat.eval.protocol import MEASURES, Protocol
-from surefeat.eval.run import some_pairs
-from surefeat.eval.store import FeatureStore
-from surefeat.runs import environment, write_json
+from surefeat.core.files import best_device, environment, write_json
+from surefeat.data.benchmarks import load_benchmark
+from surefeat.measure.evaluate import some_pairs
+from surefeat.measure.matching import measure
+from surefeat.measure.material import FeatureStore, Material, prepare_material
+from surefeat.measure.protocol import MEASURES, Protocol
+from surefeat.measure.rows import Row, build_row
 
 TEST_PAIRS, TEST_IMAGES = 299, 506  # of PF-PASCAL
 

@@ -29,10 +29,10 @@ from scipy import sparse
 from scipy.sparse.linalg import splu, spsolve
 from torch import Tensor
 
-from surefeat.flow import SDSettings, dense_from_regions, flow_from_regions, sd_filter
-from surefeat.geometry import box_iou
-from surefeat.proposals import propose
-from surefeat.static_dynamic import rgb_to_lab
+from surefeat.core.geometry import box_iou
+from surefeat.match.dense import dense_from_regions, flow_from_regions
+from surefeat.match.proposals import propose
+from surefeat.match.sd_filter import SDSettings, rgb_to_lab, sd_filter
 
 SIDE = 224
 S = SDSettings()

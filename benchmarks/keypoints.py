@@ -22,17 +22,17 @@ from typing import Any
 
 import torch
 
-from surefeat.crops import into_box, out_of_box
+from surefeat.core.files import environment, file_hash, write_json
+from surefeat.core.geometry import into_box, out_of_box
+from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import KeypointSet, read_coco
 from surefeat.data.pascal3d import load_pascal3d
-from surefeat.data.synthetic import write_folder
-from surefeat.eval.fewshot_sets import held_out
-from surefeat.eval.metrics import hits, longer_side
-from surefeat.keypoint_config import KeypointConfig
-from surefeat.keypoints import KeypointDetector
-from surefeat.model import DenseFeatures
-from surefeat.model_files import WEIGHTS, file_hash, model_folder
-from surefeat.runs import environment, write_json
+from surefeat.keypoints.config import KeypointConfig
+from surefeat.keypoints.detector import KeypointDetector
+from surefeat.measure.fewshot_data import held_out
+from surefeat.measure.metrics import hits, longer_side
+from surefeat.model.files import WEIGHTS, model_folder
+from surefeat.model.network import DenseFeatures
 
 LABELS, OTHERS = 10, 60
 CLASSES = ("aeroplane", "car", "chair", "motorbike")

@@ -21,14 +21,13 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from surefeat.dense import match_dense
-from surefeat.features import Features
-from surefeat.geometry import Frame
-from surefeat.match import match_points
-from surefeat.nearest import PEAK_RADIUS, even_grid, prepare
-from surefeat.regions import match_regions
-from surefeat.runs import environment, write_json
-from surefeat.voting import Voting, voting_grid
+from surefeat.core.files import environment, write_json
+from surefeat.core.geometry import Frame
+from surefeat.match.dense import match_dense
+from surefeat.match.points import match_points
+from surefeat.match.regions import match_regions
+from surefeat.match.search import PEAK_RADIUS, Voting, even_grid, prepare, voting_grid
+from surefeat.model.features import Features
 
 Array = npt.NDArray[np.float32]
 

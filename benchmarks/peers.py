@@ -19,10 +19,9 @@ from typing import Any
 import timm
 import torch
 
-from surefeat.device import choose_device
-from surefeat.model import DenseFeatures
-from surefeat.model_files import WEIGHTS, file_hash, model_folder
-from surefeat.runs import environment, write_json
+from surefeat.core.files import choose_device, environment, file_hash, write_json
+from surefeat.model.files import WEIGHTS, model_folder
+from surefeat.model.network import DenseFeatures
 
 OURS = {
     "surefeat resnet50, 320 px": ("resnet50", (320,)),

@@ -23,8 +23,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from surefeat.geometry import box_iou, boxes_from_xywh
-from surefeat.proposals import GridSettings, PrimSettings, propose
+from surefeat.core.geometry import box_iou, boxes_from_xywh
+from surefeat.match.proposals import GridSettings, PrimSettings, propose
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 0

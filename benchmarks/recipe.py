@@ -21,22 +21,18 @@ from typing import Any
 import torch
 from recipe_variants import ROWS, VARIANTS, WAYS
 
-from surefeat.baselines.known import build_row
-from surefeat.baselines.networks import hypercolumn_row, model_row, tap_row
-from surefeat.baselines.rows import Row
-from surefeat.config import Config, from_dict, preset, to_dict
+from surefeat.core.files import choose_device, environment, from_dict, to_dict, write_json
+from surefeat.data.benchmarks import load_benchmark
 from surefeat.data.pascal3d import CLASSES
-from surefeat.device import choose_device
-from surefeat.eval.benchmarks import load_benchmark
-from surefeat.eval.matching import measure
-from surefeat.eval.material import prepare_material
-from surefeat.eval.protocol import Protocol
-from surefeat.eval.results import result_of
-from surefeat.eval.run import some_pairs
-from surefeat.eval.store import FeatureStore, memory_for_features
-from surefeat.pretraining import pretrain
-from surefeat.runs import environment, write_json
-from surefeat.voting import Voting
+from surefeat.learn.config import Config, preset
+from surefeat.learn.pretrain import pretrain
+from surefeat.match.search import Voting
+from surefeat.measure.evaluate import some_pairs
+from surefeat.measure.matching import measure
+from surefeat.measure.material import FeatureStore, memory_for_features, prepare_material
+from surefeat.measure.protocol import Protocol
+from surefeat.measure.results import result_of
+from surefeat.measure.rows import Row, build_row, hypercolumn_row, model_row, tap_row
 
 
 def changed(config: Config, changes: dict[str, Any]) -> Config:

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from surefeat.core.files import environment, file_hash, write_json
+from surefeat.core.ranking import auroc, calibration, risk_coverage
+from surefeat.data.benchmarks import development_pairs
 from surefeat.data.pairs import Pair
-from surefeat.data.pf_pascal import development_pairs
-from surefeat.eval.metrics import pck_over_pairs
-from surefeat.eval.ranking import auroc, calibration, risk_coverage
-from surefeat.eval.reliability import fit_reliability, match_signs
-from surefeat.features import Features
-from surefeat.match import Matches, match_points
-from surefeat.model import DenseFeatures
-from surefeat.model_files import WEIGHTS, file_hash, model_folder
-from surefeat.reliability import SIGNS
-from surefeat.runs import environment, write_json
+from surefeat.match.points import Matches, match_points
+from surefeat.measure.metrics import pck_over_pairs
+from surefeat.measure.reliability import fit_reliability, match_signs
+from surefeat.model.features import Features
+from surefeat.model.files import WEIGHTS, model_folder
+from surefeat.model.network import DenseFeatures
+from surefeat.model.probability import SIGNS
 
 RIGHT_WITHIN = 0.1
 

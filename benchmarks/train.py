@@ -18,17 +18,22 @@ from typing import Any
 
 import torch
 
-from surefeat.config import Config, preset
-from surefeat.data.batches import Batches, Part
-from surefeat.data.canvas import decode_all
+from surefeat.core.files import environment, file_hash, write_json
+from surefeat.data.decode import Batches, Part, decode_all
 from surefeat.data.sources import find_images
-from surefeat.loss import PairLoss, pair_loss
-from surefeat.model import DenseFeatures
-from surefeat.model_files import file_hash
-from surefeat.pretraining import pretrain
-from surefeat.runs import environment, write_json
-from surefeat.train import compiles, fast_arithmetic, make_optimiser, make_step, step_draws, update
-from surefeat.warp import Views, corresponding_points, two_views
+from surefeat.learn.config import Config, preset
+from surefeat.learn.loop import (
+    compiles,
+    fast_arithmetic,
+    make_optimiser,
+    make_step,
+    step_draws,
+    update,
+)
+from surefeat.learn.loss import PairLoss, pair_loss
+from surefeat.learn.pretrain import pretrain
+from surefeat.learn.warp import Views, corresponding_points, two_views
+from surefeat.model.network import DenseFeatures
 
 
 def settings(trained: str, *, compiled: bool, steps: int, batch: int) -> Config:

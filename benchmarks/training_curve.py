@@ -18,16 +18,16 @@ from typing import Any
 import torch
 from recipe import changed, measure_way, without
 
-from surefeat.baselines.networks import model_row
-from surefeat.config import Config, preset, to_dict
-from surefeat.data.pictures import load_pictures
+from surefeat.core.files import choose_device, environment, file_hash, to_dict, write_json
 from surefeat.data.sources import find_images
-from surefeat.device import choose_device
-from surefeat.eval.protocol import Protocol
-from surefeat.model import DenseFeatures
-from surefeat.model_files import WEIGHTS, file_hash
-from surefeat.runs import Run, environment, write_json
-from surefeat.train import train
+from surefeat.learn.config import Config, preset
+from surefeat.learn.loop import train
+from surefeat.learn.pretrain import load_pictures
+from surefeat.learn.runs import Run
+from surefeat.measure.protocol import Protocol
+from surefeat.measure.rows import model_row
+from surefeat.model.files import WEIGHTS
+from surefeat.model.network import DenseFeatures
 
 STAGES = (0, 25, 50, 100, 150, 200, 300, 400, 500, 750, 1000)
 MEASURES = ("nearest", "voting")

@@ -22,26 +22,36 @@ import torch.nn.functional as F
 from torch import Tensor
 from untrained_changes import CHANGES, ONLY, SIDE, Change, Maps
 
-from surefeat.baselines.dense_rows import LAYERS, at_size
-from surefeat.baselines.networks import HYPERCOLUMN, imagenet_trunk, run_taps
-from surefeat.baselines.rows import Row, as_features
-from surefeat.device import choose_device
-from surefeat.eval.benchmarks import Benchmark, load_benchmark
-from surefeat.eval.compare import resampled_means
-from surefeat.eval.matching import to_square
-from surefeat.eval.material import Case, Material, prepare_material
-from surefeat.eval.proposal_file import ProposalSettings
-from surefeat.eval.protocol import Protocol
-from surefeat.eval.results import read_result
-from surefeat.eval.run import some_pairs
-from surefeat.eval.store import FeatureStore, memory_for_features
-from surefeat.eval.tables import PUBLISHED, PUBLISHED_AS
-from surefeat.features import Features, bin_regions, pool_bins
-from surefeat.flow import flow_from_regions, transfer_points
-from surefeat.image import resize
-from surefeat.regions import POOLED, Pooled, region_scores
-from surefeat.runs import environment, write_json
-from surefeat.static_dynamic import sd_filter
+from surefeat.core.files import choose_device, environment, write_json
+from surefeat.core.image import resize
+from surefeat.data.benchmarks import Benchmark, load_benchmark
+from surefeat.match.dense import flow_from_regions, transfer_points
+from surefeat.match.proposals import ProposalSettings
+from surefeat.match.regions import POOLED, Pooled, region_scores
+from surefeat.match.sd_filter import sd_filter
+from surefeat.measure.compare import resampled_means
+from surefeat.measure.evaluate import some_pairs
+from surefeat.measure.matching import to_square
+from surefeat.measure.material import (
+    Case,
+    FeatureStore,
+    Material,
+    memory_for_features,
+    prepare_material,
+)
+from surefeat.measure.protocol import Protocol
+from surefeat.measure.results import read_result
+from surefeat.measure.rows import (
+    HYPERCOLUMN,
+    LAYERS,
+    Row,
+    as_features,
+    at_size,
+    imagenet_trunk,
+    run_taps,
+)
+from surefeat.measure.tables import PUBLISHED, PUBLISHED_AS
+from surefeat.model.features import Features, bin_regions, pool_bins
 
 ALPHA = 0.1
 ROWS = {"vgg16": 57, "resnet50-hc": 29}

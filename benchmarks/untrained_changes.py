@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from surefeat.features import Pooling
+from surefeat.model.features import Pooling
 
 SIDE = 224
 

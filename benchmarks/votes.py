@@ -19,16 +19,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.baselines.networks import model_row
-from surefeat.baselines.rows import Row
-from surefeat.eval.benchmarks import Benchmark, load_benchmark
-from surefeat.eval.material import Case, prepare_material
-from surefeat.eval.metrics import SCNET_SIDE
-from surefeat.eval.protocol import Protocol
-from surefeat.eval.store import FeatureStore, memory_for_features
-from surefeat.nearest import Side, even_grid, find, prepare, vote
-from surefeat.runs import environment, write_json
-from surefeat.voting import WIDE_VOTING, Votes, Voting
+from surefeat.core.files import environment, write_json
+from surefeat.data.benchmarks import SCNET_SIDE, Benchmark, load_benchmark
+from surefeat.match.search import WIDE_VOTING, Side, Votes, Voting, even_grid, find, prepare, vote
+from surefeat.measure.material import Case, FeatureStore, memory_for_features, prepare_material
+from surefeat.measure.protocol import Protocol
+from surefeat.measure.rows import Row, model_row
 
 SETTINGS: dict[str, Voting] = {
     "default": Voting(),

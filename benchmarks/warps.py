@@ -17,13 +17,13 @@ import skimage.data
 import torch
 from torch import Tensor
 
-from surefeat.dense import match_dense
-from surefeat.geometry import apply_affine, fit_thin_plate, invert, sample
-from surefeat.image import load, resize
-from surefeat.match import match_points
-from surefeat.model import DenseFeatures
-from surefeat.model_files import WEIGHTS, file_hash, model_folder
-from surefeat.runs import environment, write_json
+from surefeat.core.files import environment, file_hash, write_json
+from surefeat.core.geometry import apply_affine, fit_thin_plate, invert, sample
+from surefeat.core.image import load, resize
+from surefeat.match.dense import match_dense
+from surefeat.match.points import match_points
+from surefeat.model.files import WEIGHTS, model_folder
+from surefeat.model.network import DenseFeatures
 
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket")
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from surefeat import viz
+from surefeat.show import features as viz
 
 HERE = Path(__file__).resolve().parent
 

@@ -13,10 +13,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import ConnectionPatch, FancyArrowPatch, Polygon, Rectangle
 from matplotlib.patheffects import withStroke
 
-from surefeat.data.synthetic import draw
-from surefeat.geometry import Frame, apply_affine, compose, grid_to_pixel, invert, pixel_to_grid
-from surefeat.viz_style import GREY, INK, MINUS, PALETTE, STYLE
-from surefeat.warp import render
+from surefeat.core.geometry import (
+    Frame,
+    apply_affine,
+    compose,
+    grid_to_pixel,
+    invert,
+    pixel_to_grid,
+)
+from surefeat.data.drawn import draw
+from surefeat.learn.warp import render
+from surefeat.show.style import GREY, INK, MINUS, PALETTE, STYLE
 
 PRIME = "\N{PRIME}"
 BLUE, ORANGE, GREEN = PALETTE[0], PALETTE[1], PALETTE[2]

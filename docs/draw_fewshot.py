@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surefeat.eval.fewshot_tables import read_fewshot
-from surefeat.viz_fewshot import fewshot_figure
+from surefeat.measure.tables import read_fewshot
+from surefeat.show.curves import fewshot_figure
 
 HERE = Path(__file__).resolve().parent
 ROWS = ("ours", "without-confidence", "resnet50-hc", "vgg16", "resnet50-dilated")

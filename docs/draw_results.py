@@ -19,12 +19,12 @@ from skimage import data
 from torch import Tensor
 
 import surefeat
-from surefeat import viz
-from surefeat.geometry import box_area
-from surefeat.proposals import propose
-from surefeat.regions import LOWER_WEIGHT
-from surefeat.viz_results import accuracy_over_time, region_figure
-from surefeat.viz_style import MAP, STYLE, new_figure, picture, show, small_title, spread
+from surefeat.core.geometry import box_area
+from surefeat.match.proposals import propose
+from surefeat.match.regions import LOWER_WEIGHT
+from surefeat.show import features as viz
+from surefeat.show.results import accuracy_over_time, region_figure
+from surefeat.show.style import MAP, STYLE, new_figure, picture, show, small_title, spread
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"

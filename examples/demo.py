@@ -21,13 +21,15 @@ from pathlib import Path
 
 import torch
 
-from surefeat import DenseFeatures, match_points, viz
-from surefeat.config import preset
-from surefeat.data.synthetic import CATEGORIES, Instance, correspondences, draw_many, write_folder
-from surefeat.eval.parts import PartCheck, check_parts
-from surefeat.page import Section, write_page
-from surefeat.pretraining import pretrain
-from surefeat.report import write_report
+from surefeat import DenseFeatures, match_points
+from surefeat.data.drawn import Instance, correspondences, draw_many, write_folder
+from surefeat.data.drawn_categories import CATEGORIES
+from surefeat.learn.config import preset
+from surefeat.learn.pretrain import pretrain
+from surefeat.measure.parts import PartCheck, check_parts
+from surefeat.show import features as viz
+from surefeat.show.page import Section, write_page
+from surefeat.show.report import write_report
 
 TRAINED_ON, NEW = 0, 2024
 """Seeds: the instances learned from, and others."""

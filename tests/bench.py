@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
-from surefeat.config import ModelConfig
+from surefeat.core.image import Image
+from surefeat.data.drawn import correspondences, draw_many
+from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.data.pairs import load_pairs
-from surefeat.data.synthetic import CATEGORIES, correspondences, draw_many
-from surefeat.eval.proposal_file import ProposalSettings, proposals_of
-from surefeat.eval.protocol import Protocol
-from surefeat.image import Image
-from surefeat.model import DenseFeatures
+from surefeat.match.proposals import ProposalSettings, proposals_of
+from surefeat.measure.protocol import Protocol
+from surefeat.model.files import ModelConfig
+from surefeat.model.network import DenseFeatures
 
 SIZE = 96
 CPU = torch.device("cpu")

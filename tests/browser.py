@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from surefeat.demo import launch
+from surefeat.demo.app import launch
 
 
 @contextmanager

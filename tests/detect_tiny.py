@@ -10,17 +10,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from surefeat.boxes import fit_boxes
+from surefeat.boxes.config import BoxesConfig, DetectorConfig, LearnConfig, SelectConfig
+from surefeat.boxes.network import Detector
+from surefeat.boxes.run import fit_boxes
 from surefeat.data.labels import find_labels
-from surefeat.detect import Detector
-from surefeat.detect_config import (
-    BoxesConfig,
-    DetectorConfig,
-    LearnConfig,
-    ProposalConfig,
-    SelectConfig,
-)
-from surefeat.detect_proposals import Proposals, key_of, write_proposals
+from surefeat.match.config import ProposalConfig
+from surefeat.match.proposals import Proposals, key_of, write_proposals
 
 SIDE = 96
 COLOURS = {"ruby": (220, 40, 40), "leaf": (40, 190, 60), "sky": (50, 70, 220)}

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefeat.baselines.dense_rows import DenseRow
+from surefeat.core.image import Image
 from surefeat.data.items import Place
 from surefeat.data.keypoints import KeypointSet, Labelled, make_category, write_coco
-from surefeat.eval.fewshot_settings import FewShot
-from surefeat.image import Image
+from surefeat.measure.fewshot_settings import FewShot
+from surefeat.measure.rows import DenseRow
 
 KINDS = (
     make_category("cart", ("left_wheel", "right_wheel", "flag")),

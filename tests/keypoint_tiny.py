@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from surefeat.config import ModelConfig
-from surefeat.data.synthetic import write_folder
-from surefeat.keypoint_config import KeypointConfig
-from surefeat.model import DenseFeatures
+from surefeat.data.drawn import write_folder
+from surefeat.keypoints.config import KeypointConfig
+from surefeat.model.files import ModelConfig
+from surefeat.model.network import DenseFeatures
 
 QUICK = KeypointConfig(size=64, hidden=16, steps=4, epochs=0, views=2, batch=4)
 

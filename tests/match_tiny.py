@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefeat.features import Features
-from surefeat.geometry import Frame, apply_affine, cell_centres, fit_thin_plate, normalise
-from surefeat.image import resize
+from surefeat.core.geometry import Frame, apply_affine, cell_centres, fit_thin_plate, normalise
+from surefeat.core.image import resize
+from surefeat.model.features import Features
 
 STRIDE = 8
 

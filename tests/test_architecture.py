@@ -15,39 +15,11 @@ import surefeat
 
 ROOT = Path(surefeat.__file__).parent
 
-# Lowest first: a module imports from lower levels, or from its own without a cycle. `x.*` stands
-# for every module of a package. A new module goes where its imports allow and its users need it.
-LEVELS: tuple[tuple[str, ...], ...] = (
-    ("config", "keypoint_config", "detect_config"),
-    ("geometry", "pixels", "image", "device", "model_files"),
-    (
-        "warp", "crops", "folding", "backbone", "weights", "loss", "proposals", "prim", "grid_plan",
-        "grid_front", "grid_solve", "row_elimination", "static_dynamic", "reliability",
-        "edge_boxes", "detect_loss",
-    ),
-    ("features", "scales", "model"),
-    (
-        "match", "nearest", "regions", "voting", "distinctive", "dense", "flow",
-        "keypoint_head", "detect",
-    ),
-    ("data.*",),
-    (
-        "detect_proposals", "detect_data", "detect_maps", "detect_train",
-        "detect_select", "boxes",
-        "checkpoints", "runs", "monitor", "optimiser", "train", "pretraining", "extract",
-        "keypoint_files", "keypoint_views", "keypoints", "eval.*", "baselines.*",
-    ),
-    (
-        "viz", "viz_style", "viz_curves", "viz_matches", "viz_results", "viz_boxes", "viz_fewshot",
-        "viz_keypoints", "page", "match_page", "results_page", "report", "exporting",
-        "exporting_keypoints",
-    ),
-    (
-        "demo_pictures", "demo_parts", "demo_keypoints", "demo", "cli_fewshot", "cli_evaluate",
-        "cli_data", "cli_export", "cli_keypoints", "cli_boxes", "cli",
-    ),
-    ("__main__",),
+ROOMS = (
+    "core", "data", "model", "match", "learn", "keypoints", "boxes", "measure", "show", "viz",
+    "exporting", "demo", "cli", "__main__",
 )  # fmt: skip
+"""Lowest first: a room imports from those before it, and from itself without a circle."""
 
 PUBLIC = [
     "DenseFeatures", "Features", "KeypointDetector", "Matches", "evaluate", "export", "load_image",
@@ -66,11 +38,8 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def level(name: str) -> int | None:
-    for number, names in enumerate(LEVELS):
-        if name in names or f"{name.split('.')[0]}.*" in names:
-            return number
-    return None
+def room(name: str) -> int:
+    return ROOMS.index(name.split(".")[0])
 
 
 def for_types_only(node: ast.AST) -> bool:
@@ -107,21 +76,16 @@ def imports(path: Path, known: dict[str, Path]) -> set[str]:
             names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
         below = {name.removeprefix("surefeat.") for name in names if name.startswith("surefeat.")}
         found |= below & known.keys()
-    return found - {"data", "eval", "baselines"}
+    return found - set(ROOMS[:-6])
 
 
-def test_every_module_has_a_level() -> None:
-    missing = [name for name in modules() if level(name) is None]
-    assert not missing, f"add {missing} to LEVELS in {Path(__file__).name}, where they belong"
-
-
-def test_modules_import_from_lower_levels_only() -> None:
+def test_rooms_import_from_lower_rooms_only() -> None:
     known = modules()
     wrong = [
         f"{name} imports {used}"
         for name, path in known.items()
         for used in sorted(imports(path, known))
-        if (level(used) or 0) > (level(name) or 0)
+        if room(used) > room(name)
     ]
     assert not wrong, f"against the import direction: {'; '.join(wrong)}"
 
@@ -136,25 +100,26 @@ def test_the_check_of_imports_sees_those_in_functions(tmp_path: Path) -> None:
     """Guards the three tests above against seeing nothing."""
     file = tmp_path / "x.py"
     file.write_text(
-        "from typing import TYPE_CHECKING\nimport surefeat.loss\n"
-        "from surefeat import viz\nfrom surefeat.data.canvas import Canvas\n"
+        "from typing import TYPE_CHECKING\nimport surefeat.learn.loss\n"
+        "from surefeat import viz\nfrom surefeat.data.decode import Canvas\n"
         "if TYPE_CHECKING:\n    from surefeat import demo\n"
-        "def f():\n    if f:\n        from surefeat.model import DenseFeatures\n"
+        "def f():\n    if f:\n        from surefeat.model.network import DenseFeatures\n"
     )
-    known = dict.fromkeys(["loss", "viz", "data", "data.canvas", "model", "demo"], file)
-    assert imports(file, known) == {"loss", "viz", "data.canvas", "model"}
-    assert "model" in imports(ROOT / "train.py", modules())
+    known = dict.fromkeys(
+        ["learn.loss", "viz", "data", "data.decode", "model.network", "demo"], file
+    )
+    assert imports(file, known) == {"learn.loss", "viz", "data.decode", "model.network"}
+    assert "model.network" in imports(ROOT / "learn" / "loop.py", modules())
 
 
 def test_inference_does_not_import_training() -> None:
     known = modules()
-    training = {"train", "pretraining", "checkpoints", "runs", "monitor", "optimiser"}
-    waiting, seen = ["model", "features", "image"], set[str]()
+    waiting, seen = ["model.network", "match.points", "match.dense"], set[str]()
     while waiting:
         name = waiting.pop()
         seen.add(name)
         waiting += imports(known[name], known) - seen
-    assert not seen & training
+    assert not [name for name in seen if room(name) >= ROOMS.index("learn")]
 
 
 @pytest.mark.parametrize("name", modules())
@@ -189,7 +154,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 def test_import_surefeat_is_light() -> None:
     script = (
-        "import sys, surefeat, surefeat.config\n"
+        "import sys, surefeat, surefeat.learn.config\n"
         "heavy = {'torch', 'torchvision', 'numpy', 'PIL', 'matplotlib', 'scipy', 'cv2', 'tqdm'}\n"
         "print(sorted(heavy & sys.modules.keys()), surefeat.__version__)"
     )

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from surefeat.config import ModelConfig
-from surefeat.data.synthetic import draw
+from surefeat.core.geometry import cell_centres
+from surefeat.data.drawn import draw
 from surefeat.exporting import ABOUT, OUTPUTS, export
-from surefeat.features import Features
-from surefeat.geometry import cell_centres
-from surefeat.model import DenseFeatures
+from surefeat.model.features import Features
+from surefeat.model.files import ModelConfig
+from surefeat.model.network import DenseFeatures
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "onnx_match.py"
 

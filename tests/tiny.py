@@ -10,15 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from surefeat.config import Config, preset
-from surefeat.data.batches import Batches
-from surefeat.data.canvas import Canvas
-from surefeat.data.synthetic import draw_many, write_folder
-from surefeat.model import DenseFeatures
-from surefeat.monitor import Progress
-from surefeat.pretraining import Pretrained, pretrain
-from surefeat.runs import Run
-from surefeat.train import train
+from surefeat.data.decode import Batches, Canvas
+from surefeat.data.drawn import draw_many, write_folder
+from surefeat.learn.config import Config, preset
+from surefeat.learn.loop import Progress, train
+from surefeat.learn.pretrain import Pretrained, pretrain
+from surefeat.learn.runs import Run
+from surefeat.model.network import DenseFeatures
 
 SIDE = 48
 CPU = torch.device("cpu")

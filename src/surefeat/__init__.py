@@ -10,31 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from surefeat import viz
-    from surefeat.dense import match_dense
-    from surefeat.eval.run import evaluate
+    from surefeat.core.image import load as load_image
     from surefeat.exporting import export
-    from surefeat.features import Features
-    from surefeat.image import load as load_image
-    from surefeat.keypoints import KeypointDetector
-    from surefeat.match import Matches, match_points
-    from surefeat.model import DenseFeatures
-    from surefeat.pretraining import pretrain
-    from surefeat.regions import match_regions
+    from surefeat.keypoints.detector import KeypointDetector
+    from surefeat.learn.pretrain import pretrain
+    from surefeat.match.dense import match_dense
+    from surefeat.match.points import Matches, match_points
+    from surefeat.match.regions import match_regions
+    from surefeat.measure.evaluate import evaluate
+    from surefeat.model.features import Features
+    from surefeat.model.network import DenseFeatures
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "DenseFeatures": ("surefeat.model", "DenseFeatures"),
-    "Features": ("surefeat.features", "Features"),
-    "KeypointDetector": ("surefeat.keypoints", "KeypointDetector"),
-    "Matches": ("surefeat.match", "Matches"),
-    "evaluate": ("surefeat.eval.run", "evaluate"),
+    "DenseFeatures": ("surefeat.model.network", "DenseFeatures"),
+    "Features": ("surefeat.model.features", "Features"),
+    "KeypointDetector": ("surefeat.keypoints.detector", "KeypointDetector"),
+    "Matches": ("surefeat.match.points", "Matches"),
+    "evaluate": ("surefeat.measure.evaluate", "evaluate"),
     "export": ("surefeat.exporting", "export"),
-    "load_image": ("surefeat.image", "load"),
-    "match_dense": ("surefeat.dense", "match_dense"),
-    "match_points": ("surefeat.match", "match_points"),
-    "match_regions": ("surefeat.regions", "match_regions"),
-    "pretrain": ("surefeat.pretraining", "pretrain"),
+    "load_image": ("surefeat.core.image", "load"),
+    "match_dense": ("surefeat.match.dense", "match_dense"),
+    "match_points": ("surefeat.match.points", "match_points"),
+    "match_regions": ("surefeat.match.regions", "match_regions"),
+    "pretrain": ("surefeat.learn.pretrain", "pretrain"),
     "viz": ("surefeat.viz", None),
 }
 

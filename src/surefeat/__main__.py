@@ -1,6 +1,6 @@
 """`python -m surefeat`."""
 
-from surefeat.cli import main
+from surefeat.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -4,6 +4,12 @@ Input: `images` (B, 3, H, W) float32 RGB in [0, 1], H and W multiples of the str
 themselves refuse other sizes, and a .pt2 also less than two cells a side. Outputs: `descriptors`
 (B, C, h, w), unit length along C; `uncertainty` (B, h, w), sigma; `lower` (B, D, h', w'), unit
 length along D. h = H / stride, w = W / stride.
+
+A keypoint detector with its feature model as one ONNX file.
+
+Input: `crops` (B, 3, S, S) float32 RGB in [0, 1], each an object's box resized to the detector's
+S x S pixels. Outputs: `points` (B, K, 2), pixels (x, y) of the crop, centres at integers; `scores`
+(B, K) in [0, 1]; `heatmaps` (B, K, h, w). K counts the keypoints of all categories in turn.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ import io
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,23 +29,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefeat import __version__
-from surefeat.model import DenseFeatures
-from surefeat.runs import write_bytes
+from surefeat.core.files import write_bytes
+from surefeat.core.geometry import grid_to_pixel
+from surefeat.keypoints.detector import KeypointDetector
+from surefeat.keypoints.head import peaks
+from surefeat.keypoints.views import side_by_side
+from surefeat.model.network import DenseFeatures
 
 Format = Literal["onnx", "pt2"]
+
 Outputs = tuple[Tensor, Tensor, Tensor]
 
 OUTPUTS = ("descriptors", "uncertainty", "lower")
+
 TOLERANCE = 1e-4
 """Largest difference to the model itself that a file may have, relative where values exceed 1."""
+
 LARGEST = 2**31 - 1
 """Bytes of an ONNX file without external data: protobuf has no larger messages."""
+
 ABOUT = "surefeat.json"
 """Extra file of a .pt2 archive that holds what `metadata` says."""
 
 _LOG = logging.getLogger(__name__)
+
 # (batch, rows, columns) in cells: what files are traced with, and what they are checked on.
 _TRACED, _CHECKED = (2, 5, 7), ((2, 10, 14), (1, 6, 4), (3, 2, 9))
+
 _INSTALL = "ONNX export needs onnx and onnxscript: pip install 'surefeat[export]'"
 
 
@@ -247,3 +263,79 @@ def _difference(extractor: Extractor, again: Callable[[Tensor], Outputs]) -> flo
 def _images(cells: tuple[int, int, int], stride: int) -> Tensor:
     shape = (cells[0], 3, stride * cells[1], stride * cells[2])
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+DETECTOR_OUTPUTS = ("points", "scores", "heatmaps")
+
+
+class Finder(nn.Module):
+    """Crops (B, 3, S, S) in [0, 1] -> points, scores and heat maps, as tensors."""
+
+    def __init__(self, detector: KeypointDetector) -> None:
+        super().__init__()
+        self.model, self.head = detector.model, detector.head
+
+    def forward(self, crops: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        maps, lower = self.model.forward_with_lower(crops)
+        heat = self.head(side_by_side(maps, lower)).sigmoid()
+        cells, scores = peaks(heat)
+        return grid_to_pixel(cells, crops.shape[-1] / heat.shape[-1]), scores, heat
+
+
+@torch.no_grad()
+def export_detector(detector: KeypointDetector, path: str | Path) -> Exported:
+    """Write a detector as ONNX, any number of crops at once, after a run that compares the two.
+
+    The metadata hold `size` (S) and `categories` (JSON: names and keypoints) beside the model's.
+    """
+    path = Path(path)
+    if path.suffix != ".onnx" or path.is_dir():
+        raise ValueError(f"{path}: a detector is written as ONNX; pass a file ending in .onnx")
+    side = detector.config.size
+    crops = torch.rand(3, 3, side, side, generator=torch.Generator().manual_seed(0))
+    names = json.dumps([asdict(category) for category in detector.categories])
+    about = metadata(detector.model) | {"size": str(side), "categories": names}
+    # A copy: the caller's detector keeps its device.
+    finder = copy.deepcopy(Finder(detector)).cpu().float().eval()
+    data, again = _detector_onnx(finder, crops, about)
+    difference = _detector_difference(finder(crops), again)
+    if not difference <= TOLERANCE:
+        what = f"the exported file differs from the detector by {difference:.2g}"
+        raise RuntimeError(f"{what}, more than {TOLERANCE:g}; nothing was written to {path}")
+    write_bytes(path, data)
+    return Exported(path, "onnx", len(data), difference)
+
+
+def _detector_onnx(
+    finder: Finder, crops: Tensor, about: dict[str, str]
+) -> tuple[bytes, list[object]]:
+    """The file, and what it says of the crops, of which it has seen the first two."""
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript.optimizer
+    except ImportError as error:
+        fix = "pip install 'surefeat[export]' onnxruntime"
+        raise ImportError(f"exporting a detector needs onnx and onnxruntime: {fix}") from error
+
+    batch = {"crops": {0: torch.export.Dim("batch", min=1)}}
+    program = torch.onnx.export(
+        torch.export.export(finder, (crops[:2],), dynamic_shapes=batch), input_names=["crops"],
+        output_names=list(DETECTOR_OUTPUTS), dynamo=True, verbose=False,
+    )  # fmt: skip
+    assert program is not None
+    onnxscript.optimizer.optimize_ir(
+        program.model, input_size_limit=LARGEST, output_size_limit=LARGEST
+    )
+    proto = program.model_proto
+    onnx.helper.set_model_props(proto, about)
+    proto.doc_string = __doc__ or ""
+    data: bytes = proto.SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    return data, session.run(list(DETECTOR_OUTPUTS), {"crops": crops.numpy()})
+
+
+def _detector_difference(mine: tuple[Tensor, ...], other: list[object]) -> float:
+    """Largest difference, relative where values exceed 1."""
+    pairs = [(each, torch.as_tensor(again)) for each, again in zip(mine, other, strict=True)]
+    return max(float(((a - b).abs() / a.abs().clamp_min(1)).max()) for a, b in pairs)

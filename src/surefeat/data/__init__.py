@@ -1,1 +1,1 @@
-"""Data: where images and annotated pairs come from, in their public layouts."""
+"""Photos, labels and benchmarks: where everything that is learned or measured comes from."""

@@ -9,7 +9,6 @@ import hashlib
 import shutil
 import tarfile
 import tempfile
-import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Any
 
 CHUNK = 1 << 20
+
 TIMEOUT_S = 30.0
 
 

@@ -1,4 +1,6 @@
-"""Objects with named keypoints: COCO's keypoints json in and out.
+"""Categories of objects: the names of their keypoints, their channels, their mirrored twins.
+
+Objects with named keypoints: COCO's keypoints json in and out.
 
 Convention: points are (x, y) in original pixels, boxes inclusive (see geometry); COCO's own are x,
 y, width, height. A keypoint is visible when its flag v is 1 or 2; with v = 0 it has no place.
@@ -7,7 +9,8 @@ y, width, height. A keypoint is visible when its flag v is 1 or 2; with v = 0 it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,68 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefeat.core.geometry import boxes_from_xywh, xywh_from_boxes
+from surefeat.core.image import decode, problem, read_bytes
 from surefeat.data.items import Place, SourceError
-from surefeat.data.keypoint_names import Category, channels, make_category
 from surefeat.data.pairs import image_size
 from surefeat.data.sources import find_images
-from surefeat.geometry import boxes_from_xywh, xywh_from_boxes
-from surefeat.image import decode, read_bytes
-from surefeat.pixels import problem
 
 __all__ = ["Category", "KeypointSet", "Labelled", "make_category", "read_coco", "write_coco"]
+
+
+@dataclass(frozen=True)
+class Category:
+    """A kind of object and the names of its keypoints."""
+
+    name: str
+    keypoints: tuple[str, ...]
+    flip: tuple[int, ...]
+    """flip[i]: the keypoint that i becomes in a mirrored image; itself when it has no twin."""
+
+
+def channels(categories: Iterable[Category]) -> tuple[range, ...]:
+    """Consecutive channels, one per keypoint, for each category."""
+    found, first = [], 0
+    for category in categories:
+        found.append(range(first, first + len(category.keypoints)))
+        first += len(category.keypoints)
+    return tuple(found)
+
+
+def make_category(
+    name: str, keypoints: Sequence[str], flip: Sequence[int] | None = None
+) -> Category:
+    """A checked category; without `flip`, names that differ by left and right (l, r) are twins."""
+    names = tuple(str(keypoint) for keypoint in keypoints)
+    twice = sorted({keypoint for keypoint in names if names.count(keypoint) > 1})
+    if twice:
+        fix = "give every keypoint its own name"
+        raise ValueError(f"category {name!r} has two keypoints called {twice[0]!r}; {fix}")
+    pairs = _twins(names) if flip is None else tuple(int(index) for index in flip)
+    back = [pairs[i] if 0 <= i < len(pairs) else None for i in pairs]
+    if len(pairs) != len(names) or back != list(range(len(names))):
+        rule = f"it must name each of the {len(names)} keypoints' mirrored twin, counted from 0"
+        raise ValueError(f"category {name!r} has flip {list(pairs)}; {rule}")
+    return Category(str(name), names, pairs)
+
+
+_SWAP = {"left": "right", "right": "left", "l": "r", "r": "l"}
+
+# Whole words anywhere, also in leftEye; "l" and "r" only where they stand alone, as in eye.R.
+_SIDES = (r"left|right", r"(?<![a-z])[lr](?![a-z])")
+
+
+def _twins(names: tuple[str, ...]) -> tuple[int, ...]:
+    places = {name.lower(): index for index, name in enumerate(names)}
+
+    def twin(name: str, index: int) -> int:
+        swapped = (re.sub(sides, lambda side: _SWAP[side[0]], name) for sides in _SIDES)
+        return next(
+            (places[other] for other in swapped if other != name and other in places), index
+        )
+
+    return tuple(twin(name.lower(), index) for index, name in enumerate(names))
+
 
 # Some tools count pixels from 1, or click on an image's very edge.
 _TOLERANCE = 1.0

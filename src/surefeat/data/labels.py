@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from surefeat.core.image import read_bytes
 from surefeat.data.items import Box, Item, Place, SourceError
 from surefeat.data.sources import find_images
-from surefeat.image import read_bytes
 
 _COLUMNS = ("image", "label")
+
 _FIX = "pass a folder with one folder per category, or --labels with a CSV or COCO json"
 
 
@@ -34,7 +35,7 @@ class Object:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class PhotoLabels:
     """One image and what it shows."""
 
     name: str
@@ -52,11 +53,11 @@ class Labelled:
 class LabelledImages:
     """Images with labels, in order."""
 
-    images: tuple[Labelled, ...]
+    images: tuple[PhotoLabels, ...]
     categories: tuple[str, ...]
     """All that occur, sorted; or those asked for, in their order."""
 
-    def labelled(self) -> tuple[Labelled, ...]:
+    def labelled(self) -> tuple[PhotoLabels, ...]:
         """Those that have a label."""
         return tuple(image for image in self.images if image.labels)
 
@@ -88,7 +89,7 @@ def find_labels(
     else:
         items = find_images(source, images=images, keep=keep)
         if labels is None:
-            found = [Labelled(name_of(item), item, _folder(item)) for item in items]
+            found = [PhotoLabels(name_of(item), item, _folder(item)) for item in items]
         elif str(labels).lower().endswith(".json"):
             found = _from_coco(Path(labels), items, complete=False)
         else:
@@ -114,14 +115,14 @@ def _folder(item: Item) -> frozenset[str]:
     return frozenset(parts[:1]) if len(parts) > 1 else frozenset()
 
 
-def _only(image: Labelled, wanted: frozenset[str]) -> Labelled:
+def _only(image: PhotoLabels, wanted: frozenset[str]) -> PhotoLabels:
     objects = tuple(each for each in image.objects if each.category in wanted)
     return replace(
         image, labels=image.labels & wanted, unsure=image.unsure & wanted, objects=objects
     )
 
 
-def _from_csv(path: Path, items: list[Item]) -> list[Labelled]:
+def _from_csv(path: Path, items: list[Item]) -> list[PhotoLabels]:
     """Labels by name; an image the file does not name has none, a name without image is listed."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
@@ -142,7 +143,9 @@ def _from_csv(path: Path, items: list[Item]) -> list[Labelled]:
     labels = {name: frozenset(each - {""}) for name, each in found.items()}
     known = {key for item in items for key in _keys(item)}
     absent = [
-        Labelled(name, _missing(name), these) for name, these in labels.items() if name not in known
+        PhotoLabels(name, _missing(name), these)
+        for name, these in labels.items()
+        if name not in known
     ]
     return [_looked_up(item, labels) for item in items] + absent
 
@@ -152,9 +155,9 @@ def _keys(item: Item) -> tuple[str, str]:
     return name, str(Path(name).with_suffix(""))
 
 
-def _looked_up(item: Item, labels: dict[str, frozenset[str]]) -> Labelled:
+def _looked_up(item: Item, labels: dict[str, frozenset[str]]) -> PhotoLabels:
     name, stem = _keys(item)
-    return Labelled(name, item, labels.get(name, labels.get(stem, frozenset())))
+    return PhotoLabels(name, item, labels.get(name, labels.get(stem, frozenset())))
 
 
 def _missing(name: str) -> Item:
@@ -162,7 +165,7 @@ def _missing(name: str) -> Item:
     return Item(name, Place(name, refused=where))
 
 
-def _from_coco(path: Path, items: list[Item], *, complete: bool) -> list[Labelled]:
+def _from_coco(path: Path, items: list[Item], *, complete: bool) -> list[PhotoLabels]:
     """Labels of a COCO file; with `complete`, also of images that are not there, as refused."""
     try:
         data = json.loads(read_bytes(path))
@@ -182,18 +185,18 @@ def _from_coco(path: Path, items: list[Item], *, complete: bool) -> list[Labelle
             left.pop(key, None)
             found.append(_labelled(key, item, listed[key]))
         elif not complete:
-            found.append(Labelled(name_of(item), item, frozenset()))
+            found.append(PhotoLabels(name_of(item), item, frozenset()))
     if complete:
         found += [_labelled(name, _missing(name), each) for name, each in left.items()]
     return found
 
 
-def _labelled(name: str, item: Item, found: Iterable[tuple[str, Object | None]]) -> Labelled:
+def _labelled(name: str, item: Item, found: Iterable[tuple[str, Object | None]]) -> PhotoLabels:
     pairs = list(found)
     sure = {category for category, each in pairs if each is None or not each.difficult}
     unsure = {category for category, _ in pairs} - sure
     objects = tuple(each for _, each in pairs if each is not None)
-    return Labelled(name, item, frozenset(sure), frozenset(unsure), objects)
+    return PhotoLabels(name, item, frozenset(sure), frozenset(unsure), objects)
 
 
 def _object(entry: dict[str, Any], category: str) -> Object | None:

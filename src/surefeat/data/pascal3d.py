@@ -24,8 +24,11 @@ CLASSES = (
     "aeroplane", "bicycle", "boat", "bottle", "bus", "car", "chair", "diningtable", "motorbike",
     "sofa", "train", "tvmonitor",
 )  # fmt: skip
+
 _LISTS = ("PASCAL/VOCdevkit/VOC2012/ImageSets/Main", "ImageSets/Main", "Image_sets")
+
 _PHOTOS = ("Images/{0}_pascal", "PASCAL/VOCdevkit/VOC2012/JPEGImages", "JPEGImages")
+
 _VISIBLE = 1
 
 

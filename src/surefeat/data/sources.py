@@ -1,4 +1,6 @@
-"""Where training images come from: folders, lists, tar shards, COCO files.
+"""A training image before it is read: its name, where its bytes are, what is cut from it.
+
+Where training images come from: folders, lists, tar shards, COCO files.
 
 `find_images` opens no image, so it is fast; canvas.py decodes what it found.
 """
@@ -13,11 +15,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from surefeat.data.coco_boxes import ImageBoxes, read_boxes
+from surefeat.core.image import EXTENSIONS, read_bytes
+from surefeat.data.coco import ImageBoxes, read_boxes
 from surefeat.data.items import Item, Place, SourceError
-from surefeat.image import EXTENSIONS, read_bytes
 
 _LOG = logging.getLogger(__name__)
+
 _MISSING = "is not where it was looked for ({root}); pass the folder or shards as images"
 
 

@@ -1,1 +1,0 @@
-"""Rows of the results tables: anything that gives an image feature maps can be measured."""

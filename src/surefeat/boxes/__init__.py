@@ -1,0 +1,1 @@
+"""Objects from image labels alone."""

@@ -1,0 +1,138 @@
+"""Every knob of weakly supervised boxes: unit, default, where it comes from. Nothing heavy.
+
+Tags: [P] printed by Bilen & Vedaldi (2016) or in the paper's appendix B, [C] our choice where they
+are silent or where it was measured (docs/boxes.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from surefeat.match.config import ProposalConfig
+
+TrainedTrunk = Literal["none", "last", "all"]
+
+
+@dataclass(frozen=True)
+class DetectorConfig:
+    """The network: ROI pooling on a trunk's map, two hidden layers, two heads."""
+
+    trunk: str = "vgg16"
+    """vgg16 (conv5), resnet50, small, or timm:NAME (the timm extra)."""
+    stride_in_1x1: bool = False
+    """ResNet v1 instead of v1.5; read from the weights file where it says so."""
+    tap: str = "auto"
+    """Layer that is pooled; auto: the trunk's last, which for VGG16 is conv5 [P]."""
+    pooled: int = 7
+    """Bins each way of the ROI max pooling [P]."""
+    hidden: int = 4096
+    """Width of fc6 and fc7; 4096 fits VGG16's own ImageNet layers [P]."""
+    dropout: float = 0.5
+    """Share of fc6 and fc7 switched off while learning [P]."""
+    temperature: float = 2.0
+    """Divides the localisation scores before their softmax over regions [P]."""
+    score_weight: float = 10.0
+    """Pooled features are scaled by 1 + this x the proposal's own score, where it has one [P]."""
+
+
+@dataclass(frozen=True)
+class LearnConfig:
+    """The loop."""
+
+    epochs: int = 20
+    """Passes over the images; the second half at a tenth of the rate [P]."""
+    batch: int = 4
+    """Images per step; 1 in [P]."""
+    trained: TrainedTrunk = "none"
+    """What of the trunk learns: nothing (its maps are computed once), its last stage, all [P]."""
+    optimiser: Literal["sgd", "adamw"] = "adamw"
+    """SGD with momentum 0.9 [P], or AdamW, which trains hidden layers from random weights [C]."""
+    lr: float = 1e-4
+    """Of the hidden layers and heads; SGD on ImageNet layers 1e-5 [P]."""
+    trunk_lr: float = 1e-5
+    """Of the trunk where it learns."""
+    weight_decay: float = 5e-4
+    """[P]."""
+    regulariser: float = 1e-4
+    """Weight of the spatial regulariser [P]."""
+    overlap: float = 0.6
+    """It pulls boxes with more IoU than this with the best one [P]."""
+    scales: tuple[int, ...] = (480, 576, 688, 864, 1200)
+    """Longest sides, one drawn per step, network pixels [P]."""
+    flips: bool = True
+    """Mirror every second image [P]."""
+    seed: int = 0
+    """Determines everything drawn, on one machine."""
+    amp: bool = True
+    """bf16 on accelerators; never on the CPU."""
+    log_every: int = 50
+    """Steps between lines of metrics.jsonl."""
+    checkpoint_every: int = 1000
+    """Steps between checkpoints."""
+
+
+@dataclass(frozen=True)
+class SelectConfig:
+    """Which boxes are kept (the paper's appendix B)."""
+
+    scales: tuple[int, ...] = (480, 576, 688, 864, 1200)
+    """Longest sides whose scores are averaged, each plain and mirrored [P]."""
+    floor: float = 0.001
+    """Boxes that score less are dropped, before the class median is taken [P]; with agreement
+    scores are higher, and fewer are."""
+    floor_on: Literal["mean", "sum"] = "mean"
+    """Whether that is the mean over scales and flips, or their sum: [P] does not say; the code of
+    Bilen & Vedaldi has the sum."""
+    median: bool = True
+    """Drop the boxes of a class that score less than its median [P]."""
+    agreement: float = 1.0
+    """A box's score is the sum over all boxes of their scores times IoU to this power [C]; 0: its
+    own score alone [P]. On VOC 1 is worth 6 to 7 points of CorLoc and 5 to 6 of mAP."""
+
+    @property
+    def passes(self) -> int:
+        """How many scores each box's is the mean of: scales times flips."""
+        return 2 * len(self.scales)
+
+
+@dataclass(frozen=True)
+class BoxesConfig:
+    """All of it; stored as config.json in every run folder."""
+
+    detector: DetectorConfig = field(default_factory=DetectorConfig)
+    proposals: ProposalConfig = field(default_factory=ProposalConfig)
+    learn: LearnConfig = field(default_factory=LearnConfig)
+    select: SelectConfig = field(default_factory=SelectConfig)
+    regions: int = 1000
+    """Of an image's proposals the first so many compete; they come the most different first (Prim)
+    or the best first (EdgeBoxes) [C]."""
+    smallest: float = 0.04
+    """Proposals with a side under this share of the image's longest are left out: 20 of 500 pixels
+    in the code of Bilen & Vedaldi."""
+    side: int = 640
+    """Images are kept in memory at this longest side at most, pixels."""
+
+
+def check_boxes_config(config: BoxesConfig) -> None:
+    """Refuse numbers that cannot work, by the name of their flag, before anything is begun."""
+    least = {
+        "detector.pooled": config.detector.pooled, "detector.hidden": config.detector.hidden,
+        "proposals.count": config.proposals.count, "learn.batch": config.learn.batch,
+        "learn.scales": min(config.learn.scales, default=0), "side": config.side,
+        "select.scales": min(config.select.scales, default=0), "regions": config.regions,
+    }  # fmt: skip
+    for name, value in least.items():
+        if value < 1:
+            raise ValueError(f"--{name} is {value}; use at least 1")
+    if config.detector.temperature <= 0:
+        raise ValueError("--detector.temperature must be more than 0; the paper has 2")
+    if config.select.agreement < 0:
+        raise ValueError("--select.agreement must be 0 or more; 0 is WSDDN's own score")
+    model = config.proposals.edge_model
+    if model and not Path(model).is_file():
+        raise FileNotFoundError(
+            f"no edge model at {model}; pass OpenCV's structured edge model (model.yml.gz), "
+            "or leave --proposals.edge-model out for gradient edges"
+        )

@@ -1,0 +1,212 @@
+"""Which boxes to keep, as in the paper's appendix B, and what is written about them.
+
+All proposals of a photo are scored, as the mean over scales and flips; the best one of each image
+label is a candidate, and floor and class median decide.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from surefeat.boxes.config import SelectConfig
+from surefeat.boxes.network import Detector, to_cells
+from surefeat.boxes.photos import Boxes, Photo, network_input, same_sizes, stack_boxes, trunk_maps
+from surefeat.core.geometry import box_iou, xywh_from_boxes
+
+Verdict = Literal["kept", "below the floor", "below the median"]
+
+VERDICTS = ("kept", "below the floor", "below the median")
+
+# Photos that are scored together, and proposals that go through the hidden layers at once.
+_PHOTOS, _REGIONS = 512, 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A photo and what the detector says about its proposals."""
+
+    photo: Photo
+    scores: Tensor
+    """(R, K) in [0, 1]: mean over scales and flips, for the photo's R proposals."""
+
+    def image_scores(self) -> Tensor:
+        """(K,): sum over regions, how sure the detector is that the photo shows each class."""
+        return self.scores.sum(0)
+
+
+def score_photos(
+    detector: Detector,
+    photos: Sequence[Photo],
+    *,
+    scales: Sequence[int],
+    flips: bool = True,
+    amp: bool = True,
+) -> Iterator[Scored]:
+    """Every photo's scores, on the detector's device, in order, a few hundred photos at a time."""
+    for start in range(0, len(photos), _PHOTOS):
+        part = photos[start : start + _PHOTOS]
+        totals = _mean_scores(detector, part, scales=scales, flips=flips, amp=amp)
+        for photo, found in zip(part, totals, strict=True):
+            yield Scored(photo, found[: len(photo.proposals.boxes)])
+
+
+@torch.inference_mode()
+def _mean_scores(
+    detector: Detector, photos: Sequence[Photo], *, scales: Sequence[int], flips: bool, amp: bool
+) -> Tensor:
+    """(N, R, K); what is padding has 0."""
+    device = detector.scale.device
+    boxes = stack_boxes(photos, device=device)
+    totals = torch.zeros(*boxes.valid.shape, len(detector.categories), device=device)
+    for scale in scales:
+        for rows, size in same_sizes(photos, detector, scale):
+            pixels = network_input([photos[row] for row in rows], size, device)
+            for flip in (False, True)[: 1 + flips]:
+                maps = trunk_maps(detector, pixels.flip(-1) if flip else pixels, amp=amp)
+                _add(detector, maps, boxes, rows, totals, flip=flip, amp=amp)
+    return totals / (len(scales) * (1 + flips))
+
+
+def _add(
+    detector: Detector, maps: Tensor, boxes: Boxes, rows: list[int], totals: Tensor, *,
+    flip: bool, amp: bool,
+) -> None:  # fmt: skip
+    """One pass over photos of one size; their region scores are added to the totals."""
+    device = maps.device
+    amp = amp and device.type != "cpu"
+    step = max(1, _REGIONS // boxes.valid.shape[1])
+    for start in range(0, len(rows), step):
+        picked = torch.tensor(rows[start : start + step], device=device)
+        some = boxes.rows(picked).mirrored(torch.full_like(picked, flip, dtype=torch.bool))
+        part = maps[start : start + step]
+        shapes = torch.tensor([maps.shape[2:]], device=device).expand(len(picked), -1)
+        cells = to_cells(some.boxes, some.sizes, shapes)
+        with torch.autocast(device.type, torch.bfloat16, enabled=amp):
+            found = detector(part, cells, some.valid, some.scores)
+        totals[picked] += found.scores
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The best box of one label of one image."""
+
+    name: str
+    """Of the image."""
+    category: str
+    box: tuple[float, float, float, float]
+    """Inclusive, original pixels."""
+    score: float
+    """Mean over scales and flips, of this box and those that support it (`agreed`); in [0, 1]."""
+    verdict: Verdict = "kept"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """All candidates with their verdicts."""
+
+    candidates: tuple[Candidate, ...]
+    counts: dict[str, dict[str, int]]
+    """For the floor on the mean and on the sum: how many of each verdict."""
+
+    def kept(self) -> tuple[Candidate, ...]:
+        return tuple(each for each in self.candidates if each.verdict == "kept")
+
+
+def agreed(boxes: Tensor, scores: Tensor, power: float) -> Tensor:
+    """Boxes (R, 4), scores (R, K) -> (R, K): sums over all boxes of their scores times IoU^power.
+
+    Boxes around an object support each other, where a part that scores high may lie alone. Never
+    less than a box's own score or more than the image's. Power 0: the scores as they are.
+    """
+    if not power:
+        return scores
+    boxes = boxes.to(scores.device)
+    return box_iou(boxes, boxes).pow(power) @ scores
+
+
+def best_boxes(scored: Scored, categories: Sequence[str], *, agreement: float) -> list[Candidate]:
+    """The best of a photo's proposals for each of its labels; agreement: as in SelectConfig."""
+    photo = scored.photo
+    top, rows = agreed(photo.proposals.boxes, scored.scores, agreement).cpu().max(0)
+    found = []
+    for column, category in enumerate(categories):
+        if category in photo.image.labels:
+            x1, y1, x2, y2 = photo.proposals.boxes[rows[column]].tolist()
+            score = float(top[column])
+            found.append(Candidate(photo.image.name, category, (x1, y1, x2, y2), score))
+    return found
+
+
+def select(candidates: Sequence[Candidate], config: SelectConfig) -> Selection:
+    """Drop what scores under the floor, then, per class, what scores under the median of the rest.
+
+    A floor on the sum over scales and flips is lower by their number, for scores that are the mean.
+    """
+    judged = {
+        on: _judge(candidates, floor, median=config.median)
+        for on, floor in (("mean", config.floor), ("sum", config.floor / config.passes))
+    }
+    counts = {
+        on: {verdict: sum(each.verdict == verdict for each in found) for verdict in VERDICTS}
+        for on, found in judged.items()
+    }
+    return Selection(tuple(judged[config.floor_on]), counts)
+
+
+def _judge(candidates: Sequence[Candidate], floor: float, *, median: bool) -> list[Candidate]:
+    scores: dict[str, list[float]] = {}
+    for each in candidates:
+        if each.score >= floor:
+            scores.setdefault(each.category, []).append(each.score)
+    middle = {category: statistics.median(found) for category, found in scores.items()}
+
+    def verdict(each: Candidate) -> Verdict:
+        if each.score < floor:
+            return "below the floor"
+        return "below the median" if median and each.score < middle[each.category] else "kept"
+
+    return [replace(each, verdict=verdict(each)) for each in candidates]
+
+
+def to_coco(
+    selection: Selection, sizes: dict[str, tuple[int, int]], categories: Sequence[str]
+) -> dict[str, Any]:
+    """The kept boxes as a COCO file: every image is listed, also those without a box.
+
+    sizes: name -> (height, width). Convention: COCO's boxes are x, y, width, height.
+    """
+    number = {name: place for place, name in enumerate(sizes, start=1)}
+    classes = {name: place for place, name in enumerate(categories, start=1)}
+    images = [
+        {"id": number[name], "file_name": name, "width": width, "height": height}
+        for name, (height, width) in sizes.items()
+    ]
+    annotations = []
+    for place, each in enumerate(selection.kept(), start=1):
+        box = [round(v, 2) for v in xywh_from_boxes(torch.tensor(each.box)).tolist()]
+        annotations.append({
+            "id": place, "image_id": number[each.name], "category_id": classes[each.category],
+            "bbox": box, "area": round(box[2] * box[3], 1), "iscrowd": 0,
+            "score": round(each.score, 6),
+        })  # fmt: skip
+    listed = [{"id": place, "name": name} for name, place in classes.items()]
+    return {"images": images, "annotations": annotations, "categories": listed}
+
+
+def to_csv(selection: Selection) -> str:
+    """Every candidate with its score and verdict, a line each."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["image", "category", "x1", "y1", "x2", "y2", "score", "verdict"])
+    for each in selection.candidates:
+        row = [each.name, each.category, *each.box, f"{each.score:.6f}", each.verdict]
+        writer.writerow(row)
+    return out.getvalue()

@@ -1,0 +1,183 @@
+"""`surefeat boxes`: objects from image labels alone; heavy imports inside run()."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional, arg, subcommand
+
+from surefeat.boxes.config import BoxesConfig, SelectConfig
+from surefeat.cli.evaluate import say
+from surefeat.match.config import ProposalConfig
+
+if TYPE_CHECKING:
+    from surefeat.boxes.run import Predicted
+    from surefeat.data.labels import LabelledImages
+
+
+@dataclass(frozen=True)
+class Photos:
+    """Which photos, and where their labels are."""
+
+    labels: Path | None = None
+    """CSV (columns image, label) or COCO json; by default folder names are the labels."""
+    images: Path | None = None
+    """Where a list or COCO json finds its images: a folder or tar shards."""
+    keep: Path | None = None
+    """List of the image names to use."""
+    categories: tuple[str, ...] | None = None
+    """Only these labels."""
+
+    def find(self, source: Path) -> LabelledImages:
+        from surefeat.data.labels import find_labels
+
+        return find_labels(
+            source, labels=self.labels, images=self.images, keep=self.keep,
+            categories=self.categories,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BoxesFit:
+    """Learn a detector from photos with image labels: photos/chair/*.jpg, a CSV, a COCO json."""
+
+    source: Positional[Path]
+    """Folder with one folder per category, or any source of images with --labels, or COCO json."""
+    out: Path
+    """Run folder to create."""
+    init: str = "imagenet"
+    """Initial weights: imagenet (downloaded), none, or a file (safetensors, state dict)."""
+    proposals_file: Path | None = None
+    """Proposals, made or added to where it lacks images; by default in the run folder."""
+    resume: bool = False
+    """Continue the run in --out exactly, with its own settings."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    json: bool = False
+    """Print the result as JSON."""
+    photos: OmitArgPrefixes[Photos] = field(default_factory=Photos)
+    config: Annotated[BoxesConfig, arg(name="")] = field(default_factory=BoxesConfig)
+
+    def run(self) -> None:
+        from surefeat.boxes.run import fit_boxes
+
+        done = fit_boxes(
+            self.photos.find(self.source), out=self.out, config=self.config, init=self.init,
+            proposals=self.proposals_file, resume=self.resume, device=self.device, quiet=self.json,
+        )  # fmt: skip
+        result = {
+            "detector": str(done.folder / "model"), "images": done.images, "steps": done.steps,
+            "skipped": len(done.skipped),
+        }  # fmt: skip
+        say(result, to_script=self.json)
+
+
+@dataclass(frozen=True)
+class BoxesPredict:
+    """The best box of every label of every photo, selected: boxes.json for pretrain --crop."""
+
+    source: Positional[Path]
+    """Photos with labels, as for fit."""
+    model: Path
+    """Run folder of `surefeat boxes fit`."""
+    out: Path = Path("boxes")
+    """Folder for boxes.json, selection.csv, sheet.png and skipped.txt."""
+    proposals_file: Path | None = None
+    """Proposals, made or added to where it lacks images; by default in --out."""
+    regions: int = 1000
+    """Of an image's proposals the first so many compete."""
+    smallest: float = 0.04
+    """Proposals with a side under this share of the image's longest are left out."""
+    sheet: int = 36
+    """Boxes on the contact sheet; 0 for none."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    json: bool = False
+    """Print the result as JSON."""
+    photos: OmitArgPrefixes[Photos] = field(default_factory=Photos)
+    proposals: ProposalConfig = field(default_factory=ProposalConfig)
+    select: SelectConfig = field(default_factory=SelectConfig)
+
+    def run(self) -> None:
+        from surefeat.boxes.network import Detector
+        from surefeat.boxes.run import predict_boxes
+
+        found = self.photos.find(self.source)
+        detector = Detector.load(self.model, device=self.device)
+        done = predict_boxes(
+            found, detector, out=self.out, proposals=self.proposals_file, quiet=self.json,
+            config=BoxesConfig(
+                proposals=self.proposals, select=self.select, regions=self.regions,
+                smallest=self.smallest,
+            ),
+        )  # fmt: skip
+        sheet = _sheet(done, found, self.sheet) if self.sheet else None
+        result: dict[str, object] = {
+            "boxes": str(done.folder / "boxes.json"), "sheet": sheet,
+            "skipped": len(done.skipped), **done.selection.counts,
+        }  # fmt: skip
+        say(result if self.json else _flat(result), to_script=self.json)
+
+
+@dataclass(frozen=True)
+class BoxesPropose:
+    """Make the proposals of many photos once, in one file; continues where it was stopped."""
+
+    source: Positional[Path]
+    """Photos with labels, as for fit."""
+    file: Path
+    """File to write or add to."""
+    workers: int = 2
+    """Threads."""
+    photos: OmitArgPrefixes[Photos] = field(default_factory=Photos)
+    proposals: ProposalConfig = field(default_factory=ProposalConfig)
+
+    def run(self) -> None:
+        from surefeat.match.proposals import make_proposals
+
+        items = [image.item for image in self.photos.find(self.source).labelled()]
+        added = make_proposals(items, self.proposals, file=self.file, workers=self.workers)
+        print(f"{added} of {len(items)} images added to {self.file}")
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Find the objects from image labels alone (WSDDN), for pretrain --crop."""
+
+    what: Annotated[
+        Annotated[BoxesFit, subcommand("fit")]
+        | Annotated[BoxesPredict, subcommand("predict")]
+        | Annotated[BoxesPropose, subcommand("propose")],
+        arg(name=""),
+    ]
+
+    def run(self) -> None:
+        self.what.run()
+
+
+def _sheet(done: Predicted, found: LabelledImages, count: int) -> str | None:
+    """Draw the contact sheet; without matplotlib say what is missing."""
+    import sys
+
+    try:
+        from surefeat.show.objects import contact_sheet, images_for
+    except ImportError as error:
+        print(f"no contact sheet: {error}", file=sys.stderr)
+        return None
+    images = images_for(done.selection, found.images, count=count)
+    if not images:
+        return None
+    path = done.folder / "sheet.png"
+    contact_sheet(done.selection, images, count=count).savefig(path, dpi=150)
+    return str(path)
+
+
+def _flat(result: dict[str, object]) -> dict[str, object]:
+    """Counts of both floors in one line each."""
+    for on in ("mean", "sum"):
+        counts = result.pop(on)
+        assert isinstance(counts, dict)
+        result[f"floor on {on}"] = ", ".join(f"{value} {name}" for name, value in counts.items())
+    return result

@@ -1,0 +1,122 @@
+"""`surefeat data`: make, fetch and look at data sets; heavy imports inside run().
+
+`surefeat export`: a model or a keypoint detector as one file; heavy imports inside run().
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg, subcommand
+
+from surefeat.cli.evaluate import say
+
+
+@dataclass(frozen=True)
+class DataSynthetic:
+    """Draw synthetic object categories with their keypoints: a folder to try things on."""
+
+    out: Positional[Path]
+    """Folder to write PNGs and keypoints.json (COCO) to."""
+    count: int = 240
+    """Images."""
+    size: int = 128
+    """Side of an image, pixels."""
+    seed: int = 0
+    """Another seed, other instances."""
+
+    def run(self) -> None:
+        from surefeat.data.drawn import write_folder
+
+        write_folder(self.out, count=self.count, size=self.size, seed=self.seed)
+        print(f"{self.count} images and keypoints.json in {self.out}")
+
+
+@dataclass(frozen=True)
+class DataGet:
+    """Download a public benchmark, checked and resumable, or learn where to put a copy."""
+
+    name: Positional[str]
+    """pf-willow, pf-pascal, spair-71k or pascal3d."""
+    out: Path = Path("data")
+    """Folder that holds data sets."""
+
+    def run(self) -> None:
+        from surefeat.data.fetch import get
+
+        print(get(self.name, self.out))
+
+
+@dataclass(frozen=True)
+class DataShow:
+    """Draw pairs of a benchmark with their keypoints."""
+
+    name: Positional[Literal["pf-pascal", "pf-willow", "spair", "pairs"]]
+    """pairs: a CSV list in PF-PASCAL's columns."""
+    data: Positional[Path]
+    """Folder of the benchmark, or the list."""
+    out: Path = Path("pairs.png")
+    """Picture to write."""
+    split: str = "test"
+    """Which pairs."""
+    count: int = 6
+    """How many, spread evenly over the list."""
+
+    def run(self) -> None:
+        from surefeat.data.benchmarks import load_benchmark
+        from surefeat.show.results import keypoint_pairs
+
+        pairs = load_benchmark(self.name, self.data, split=self.split).pairs
+        count = min(self.count, len(pairs))
+        if count < 1:
+            raise ValueError(f"count is {self.count}; draw at least 1 pair")
+        chosen = [pairs[i * len(pairs) // count] for i in range(count)]
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        keypoint_pairs(chosen).savefig(self.out, dpi=150)
+        print(f"{count} of {len(pairs)} pairs in {self.out}")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Make and look at data sets."""
+
+    what: Annotated[
+        Annotated[DataSynthetic, subcommand("synthetic")]
+        | Annotated[DataGet, subcommand("get")]
+        | Annotated[DataShow, subcommand("show")],
+        arg(name=""),
+    ]
+
+    def run(self) -> None:
+        self.what.run()
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the extractor, or a keypoint detector, as ONNX (.onnx) or torch.export (.pt2).
+
+    Batch and size of the images stay open.
+    """
+
+    path: Positional[Path]
+    """File to write; its extension decides."""
+    model: str | None = None
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    detector: Path | None = None
+    """Folder of a keypoint detector fitted on that model: it is written with it, as ONNX."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        from surefeat.exporting import export, export_detector
+        from surefeat.keypoints.detector import KeypointDetector
+        from surefeat.model.network import DenseFeatures
+
+        model = DenseFeatures.from_pretrained(self.model, device="cpu")
+        if self.detector is None:
+            done = export(model, self.path)
+        else:
+            done = export_detector(KeypointDetector.load(self.detector, model), self.path)
+        say(asdict(done) | {"path": str(done.path)}, to_script=self.json)

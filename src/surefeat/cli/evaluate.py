@@ -1,0 +1,285 @@
+"""`surefeat evaluate pascal3d`; heavy imports inside run().
+
+`surefeat evaluate`: one frozen dataclass per measurement; heavy imports inside run().
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tyro
+from tyro.conf import Positional, Suppress, arg, subcommand
+
+from surefeat.measure.fewshot_settings import FewShot
+
+
+@dataclass(frozen=True)
+class EvaluateFewShot:
+    """Keypoints from a handful of labels: rounds of growing annotation, as in the paper."""
+
+    data: Positional[Path]
+    """Folder with keypoints_train.json and keypoints_val.json, or PASCAL3D+'s own release."""
+    images: Path | None = None
+    """Folder or tar shards with the photos, if not beside the data."""
+    rows: tuple[str, ...] = ("ours",)
+    """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, or NAME=FOLDER
+    for another trained model."""
+    model: str | None = None
+    """Of the row ours: model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    init: tuple[str, ...] = ("imagenet",)
+    """ImageNet weights of the untrained rows: imagenet (downloaded), or files, one per trunk."""
+    raw: bool = False
+    """Leave the activations of untrained rows as they are, instead of unit length per layer."""
+    weights: tuple[float, float] = (1.0, 1.0)
+    """Of a model's descriptors and lower layer; 0 leaves one out."""
+    split: Literal["val", "dev"] = "val"
+    """val: train on train, measure on val. dev: both from train, to choose settings on."""
+    classes: tuple[str, ...] | None = None
+    """Only these, for a small trial; the result's name says so."""
+    objects: int | None = None
+    """At most so many per class to train and to measure on, for a small trial."""
+    settings: Annotated[FewShot, arg(name="")] = field(default_factory=FewShot)
+    out: Path = Path("results/pascal3d")
+    """Folder for pascal3d-SPLIT-ROW.json, and cache/ for what can be continued."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    workers: int = 16
+    """Threads that decode photos."""
+    json: bool = False
+    """Print the metrics as JSON."""
+
+    def run(self) -> None:
+        from surefeat.measure.fewshot import evaluate_fewshot
+
+        paths = evaluate_fewshot(
+            self.data, images=self.images, rows=self.rows, model=self.model, init=self.init,
+            raw=self.raw, weights=self.weights, out=self.out, split=self.split,
+            classes=self.classes, objects=self.objects, settings=self.settings,
+            device=self.device, workers=self.workers, quiet=self.json,
+        )  # fmt: skip
+        self._show(paths)
+
+    def _show(self, paths: list[Path]) -> None:
+        from surefeat.measure.results import read_result
+        from surefeat.measure.tables import FewShotMeasure, markdown, round_table
+
+        results = [read_result(path) for path in paths]
+        if self.json:
+            print(json.dumps({result["row"]: result["metrics"] for result in results}))
+            return
+        measures: tuple[FewShotMeasure, ...] = ("pck@0.1 bbox", "pck area bbox")
+        for measure in measures:
+            print(f"{measure}, mean of classes\n\n{markdown(round_table(results, measure))}")
+        print("written:", *paths)
+
+
+Measure = Literal[
+    "nearest", "voting", "wide-voting", "location", "regions", "flow", "small-first", "mean-flow"
+]  # fmt: skip
+
+_ALL: tuple[Measure, ...] = get_args(Measure)
+
+
+@dataclass(frozen=True)
+class EvaluateSelf:
+    """Label-free check on your own images: right under fresh warps? does confidence know it?"""
+
+    source: Positional[Path]
+    """Folder, list, tar shards or COCO json."""
+    model: str | None = None
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    count: int = 64
+    """Images to check on, drawn at random."""
+    seed: int = 1
+    """Of the images and warps."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        from surefeat.learn.selfcheck import check_folder
+
+        found = check_folder(
+            self.source, model=self.model, count=self.count, seed=self.seed, device=self.device
+        )
+        say(found.to_dict(), to_script=self.json)
+
+
+@dataclass(frozen=True)
+class EvaluateParts:
+    """Part matching across new instances of the synthetic categories, and confidence on objects."""
+
+    model: str | None = None
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    count: int = 64
+    """Instances drawn."""
+    size: int = 112
+    """Side of an instance, pixels."""
+    seed: int = 2024
+    """Of the instances: not one that was trained on."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        from surefeat.data.drawn import draw_many
+        from surefeat.measure.parts import check_parts
+        from surefeat.model.network import DenseFeatures
+
+        instances = draw_many(self.count, size=self.size, seed=self.seed)
+        found = check_parts(DenseFeatures.from_pretrained(self.model), instances)
+        say(asdict(found), to_script=self.json)
+
+
+@dataclass(frozen=True)
+class EvaluateMatching:
+    """Semantic matching as in the paper: regions, keypoints by three routes, and controls."""
+
+    benchmark: Suppress[Literal["pf-pascal", "pf-willow", "spair", "pairs"]]
+    data: Positional[Path]
+    """Folder of the benchmark in its public layout; for pairs a CSV list."""
+    rows: tuple[str, ...] = ("ours",)
+    """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, sift, hog, or
+    NAME=FOLDER for another trained model."""
+    model: str | None = None
+    """Of the row ours: model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    init: tuple[str, ...] = ("imagenet",)
+    """ImageNet weights of the untrained rows: imagenet (downloaded), or files, one per trunk."""
+    out: Path = Path("results")
+    """Folder for BENCHMARK-SPLIT-ROW.json, and cache/ for what can be continued."""
+    split: str = "test"
+    """pf-pascal: test, or val and train to choose settings on; spair: test, val, trn."""
+    images: Path | None = None
+    """Where a list finds its images, if not beside it."""
+    proposals: Path | None = None
+    """File with the images' proposals; what is missing is added. By default in OUT/cache."""
+    boxes: int = 1000
+    """Proposals per image."""
+    seed: int = 0
+    """Of the proposals."""
+    measures: tuple[Measure, ...] = _ALL
+    """nearest, voting, wide-voting, location: keypoints by search; regions: PCR and mIoU; flow: the
+    paper's keypoints, from region matches; small-first: the same with small regions first;
+    mean-flow: the same from regions pooled by means."""
+    shifted: tuple[Measure, ...] = ("nearest", "voting", "wide-voting", "location", "regions")
+    """Those measured again with image 1 shifted."""
+    side: int = 224
+    """Square the images are resized to, pixels."""
+    inputs: tuple[int, ...] = ()
+    """Sides at which the network sees that square; with several, their scores add up."""
+    pairs: int | None = None
+    """Only so many, spread over the list, for a quick look; the split's name says so."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    json: bool = False
+    """Print the metrics as JSON."""
+
+    def run(self) -> None:
+        from surefeat.measure.evaluate import evaluate_rows
+
+        paths = evaluate_rows(
+            self.benchmark, self.data, rows=self.rows, model=self.model, init=self.init,
+            out=self.out, split=self.split, images=self.images, proposals=self.proposals,
+            boxes=self.boxes, seed=self.seed, measures=self.measures, shifted=self.shifted,
+            side=self.side, inputs=self.inputs, pairs=self.pairs, device=self.device,
+            quiet=self.json,
+        )  # fmt: skip
+        self._show(paths)
+
+    def _show(self, paths: list[Path]) -> None:
+        from surefeat.measure.results import read_result
+        from surefeat.measure.tables import main_table, markdown
+
+        results = [read_result(path) for path in paths]
+        if self.json:
+            print(json.dumps({result["row"]: result["metrics"] for result in results}))
+            return
+        print(markdown(main_table(results)))
+        print("written:", *paths)
+
+
+@dataclass(frozen=True)
+class EvaluateCompare:
+    """Two results on the same pairs, with a paired bootstrap of their difference."""
+
+    first: Positional[Path]
+    """Result file."""
+    second: Positional[Path]
+    """Result file of the same benchmark."""
+    seed: int = 0
+    """Of the resampling."""
+    json: bool = False
+    """Print the differences as JSON."""
+
+    def run(self) -> None:
+        from surefeat.measure.compare import compare, difference_table
+        from surefeat.measure.results import read_result
+
+        results = (read_result(self.first), read_result(self.second))
+        found = compare(*results, seed=self.seed)
+        if self.json:
+            print(json.dumps([asdict(each) for each in found]))
+        else:
+            print(difference_table(found, (results[0]["row"], results[1]["row"])))
+
+
+@dataclass(frozen=True)
+class EvaluateTables:
+    """Tables and figures of all matching results: markdown, PNG and one page."""
+
+    folder: Positional[Path] = Path("results")
+    """Folder with result files."""
+    out: Path = Path("results/tables")
+    """Folder for results.md, the figures and index.html."""
+
+    def run(self) -> None:
+        from surefeat.show.results import write_results
+
+        print(write_results(self.folder, self.out))
+
+
+# One class serves four subcommands, each with its benchmark filled in.
+_ON: dict[str, Any] = {
+    "pf-pascal": EvaluateMatching("pf-pascal", tyro.MISSING),
+    "pf-willow": EvaluateMatching("pf-willow", tyro.MISSING),
+    "spair": EvaluateMatching("spair", tyro.MISSING),
+    "pairs": EvaluateMatching("pairs", tyro.MISSING),
+}
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure a model."""
+
+    what: Annotated[
+        Annotated[EvaluateSelf, subcommand("self")]
+        | Annotated[EvaluateParts, subcommand("parts")]
+        | Annotated[EvaluateMatching, subcommand("pf-pascal", default=_ON["pf-pascal"])]
+        | Annotated[EvaluateMatching, subcommand("pf-willow", default=_ON["pf-willow"])]
+        | Annotated[EvaluateMatching, subcommand("spair", default=_ON["spair"])]
+        | Annotated[EvaluateMatching, subcommand("pairs", default=_ON["pairs"])]
+        | Annotated[EvaluateFewShot, subcommand("pascal3d")]
+        | Annotated[EvaluateCompare, subcommand("compare")]
+        | Annotated[EvaluateTables, subcommand("tables")],
+        arg(name=""),
+    ]
+
+    def run(self) -> None:
+        self.what.run()
+
+
+def say(result: dict[str, Any], *, to_script: bool) -> None:
+    """A result for a script, or a line per value for a person."""
+    from surefeat.core.files import as_json
+
+    if to_script:
+        print(as_json(result))
+        return
+    for name, value in result.items():
+        rows = value.items() if isinstance(value, dict) else [(name, value)]
+        for key, entry in rows:
+            shown = f"{entry:.3f}" if isinstance(entry, float) else str(entry)
+            print(f"{key.replace('_', ' '):<20} {'undefined' if shown == 'nan' else shown}")

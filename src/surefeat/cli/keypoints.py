@@ -1,0 +1,164 @@
+"""`surefeat keypoints`: parts of objects from a few labels; heavy imports inside run()."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg, subcommand
+
+from surefeat.cli.evaluate import say
+from surefeat.keypoints.config import KeypointConfig
+
+if TYPE_CHECKING:
+    from surefeat.data.keypoints import KeypointSet
+
+
+@dataclass(frozen=True)
+class KeypointsFit:
+    """Learn to find parts from a COCO keypoints json; ten labelled photos are enough to begin."""
+
+    annotations: Positional[Path]
+    """COCO keypoints json. Objects without a box have the whole image."""
+    out: Path
+    """Folder of the detector to create."""
+    images: Path | None = None
+    """Where the images are: a folder or tar shards; by default beside the json."""
+    categories: tuple[str, ...] | None = None
+    """Learn only these categories; by default all that have labels."""
+    model: str | None = None
+    """With the features: model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    json: bool = False
+    """Print the result as JSON."""
+    config: Annotated[KeypointConfig, arg(name="")] = field(default_factory=KeypointConfig)
+
+    def run(self) -> None:
+        from time import perf_counter
+
+        from surefeat.data.keypoints import read_coco
+        from surefeat.keypoints.detector import KeypointDetector, check_free
+        from surefeat.model.network import DenseFeatures
+
+        check_free(self.out)
+        labelled = read_coco(self.annotations, images=self.images)
+        labelled = labelled if self.categories is None else labelled.only(self.categories)
+        model = DenseFeatures.from_pretrained(self.model, device=self.device)
+        start = perf_counter()
+        detector = KeypointDetector.fit(model, labelled, config=self.config, quiet=self.json)
+        detector.save(self.out)
+        result = {
+            "detector": str(self.out),
+            "objects": len(labelled.objects),
+            "keypoints": {each.name: list(each.keypoints) for each in detector.categories},
+            "seconds": round(perf_counter() - start, 1),
+        }
+        say(result, to_script=self.json)
+
+
+@dataclass(frozen=True)
+class KeypointsPredict:
+    """Find the parts in other photos: writes keypoints.json (COCO) and a picture per photo."""
+
+    images: Positional[tuple[Path, ...]]
+    """Photos and folders; or one COCO json, whose boxes and categories are used. Where it has
+    keypoints too, the result is compared with them."""
+    detector: Path
+    """Folder that `surefeat keypoints fit` wrote."""
+    out: Path = Path("keypoints")
+    """Folder for keypoints.json and the pictures."""
+    folder: Path | None = None
+    """Where the images of a json are: a folder or tar shards; by default beside it."""
+    category: str | None = None
+    """Of the objects, when the detector knows several; of a json, only these are looked at."""
+    threshold: float = 0.0
+    """Keypoints with a lower confidence, 0 to 1, are left out (v = 0)."""
+    pictures: bool = True
+    """Draw every photo with its keypoints."""
+    model: str | None = None
+    """The model it was fitted with: folder, or a shipped model: resnet50 (default), vgg16."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    json: bool = False
+    """Print the keypoints as JSON instead of a summary."""
+
+    def run(self) -> None:
+        from surefeat.data.keypoints import KeypointSet, read_coco, write_coco
+        from surefeat.keypoints.detector import KeypointDetector
+        from surefeat.model.network import DenseFeatures
+
+        model = DenseFeatures.from_pretrained(self.model, device=self.device)
+        detector = KeypointDetector.load(self.detector, model)
+        labelled = None
+        if len(self.images) == 1 and self.images[0].suffix.lower() == ".json":
+            labelled = read_coco(self.images[0], images=self.folder)
+            labelled = labelled.only([self.category]) if self.category else labelled
+            found = detector.label(labelled, threshold=self.threshold)
+        else:
+            paths = [path for given in self.images for path in _photos(given)]
+            objects = detector.predict(paths, category=self.category, threshold=self.threshold)
+            found = KeypointSet(detector.categories, tuple(objects))
+        self.out.mkdir(parents=True, exist_ok=True)
+        record = self.out / "keypoints.json"
+        write_coco(record, found)
+        if self.pictures:
+            _draw(found, self.out)
+        if self.json:
+            print(record.read_text(encoding="utf-8"), end="")
+        else:
+            print(_summary(found, labelled), f"look at {self.out}", sep="; ")
+
+
+def _summary(found: KeypointSet, labelled: KeypointSet | None) -> str:
+    """How many objects; of labelled ones also how many keypoints are right."""
+    from surefeat.measure.metrics import hits, longer_side
+
+    photos = len({item.name for item in found.objects})
+    said = f"{len(found.objects)} objects in {photos} photos"
+    pairs = zip(found.objects, labelled.objects if labelled else (), strict=labelled is not None)
+    right = [
+        hits(mine.points, true.points, 0.1 * longer_side(true.box), true.visible)[0]
+        for mine, true in pairs
+    ]
+    total = sum(len(each) for each in right)
+    if not total:
+        return said
+    share = sum(int(each.sum()) for each in right) / total
+    return f"{said}; {share:.0%} of {total} labelled keypoints right (PCK@0.1 of the box)"
+
+
+def _photos(given: Path) -> list[Path]:
+    """A photo itself, or the photos of a folder."""
+    from surefeat.data.sources import find_images
+
+    return [Path(item.read.path) for item in find_images(given)] if given.is_dir() else [given]
+
+
+def _draw(found: KeypointSet, out: Path) -> None:
+    """One PNG per photo, named after it; equal names get a number."""
+    from surefeat.show.objects import keypoints
+
+    taken: set[str] = set()
+    for name in dict.fromkeys(item.name for item in found.objects):
+        objects = [item for item in found.objects if item.name == name]
+        stem = Path(name).stem
+        while stem in taken:
+            stem += "_"
+        taken.add(stem)
+        keypoints(objects[0].read(), objects, found.categories).savefig(out / f"{stem}.png")
+
+
+@dataclass(frozen=True)
+class Keypoints:
+    """Find object parts from a handful of labels."""
+
+    what: Annotated[
+        Annotated[KeypointsFit, subcommand("fit")]
+        | Annotated[KeypointsPredict, subcommand("predict")],
+        arg(name=""),
+    ]
+
+    def run(self) -> None:
+        self.what.run()

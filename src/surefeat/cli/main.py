@@ -1,0 +1,239 @@
+"""The command line: one frozen dataclass per command; heavy imports inside run().
+
+Help must come in under half a second, so nothing here imports torch at the top.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tyro
+from tyro.conf import Positional, arg, subcommand
+
+from surefeat.cli.boxes import Boxes
+from surefeat.cli.data import Data, Export
+from surefeat.cli.evaluate import Evaluate, say
+from surefeat.cli.keypoints import Keypoints
+from surefeat.learn.config import Config, preset
+
+Preset = Literal["ours", "paper", "small"]
+
+
+@dataclass(frozen=True)
+class Pretrain:
+    """Learn features and confidence from a folder, a list, tar shards or a COCO json."""
+
+    source: Positional[Path]
+    """Folder at any depth, list file, .tar shard(s) or COCO json (whose boxes become crops)."""
+    out: Path
+    """Run folder to create."""
+    preset: Preset = "ours"
+    """ours: what worked best; paper: as printed; small: for a CPU. Sets the defaults below."""
+    init: str = "imagenet"
+    """Initial weights: imagenet (downloaded), none, or a file (safetensors, state dict)."""
+    steps: int | None = None
+    """The same as --train.steps; with --resume, the run's new last step."""
+    images: Path | None = None
+    """Where a list or COCO json finds its images: a folder or tar shards."""
+    crop: Path | None = None
+    """COCO json whose boxes are cut from the images."""
+    keep: Path | None = None
+    """List of the image names to use."""
+    categories: tuple[str, ...] | None = None
+    """Only boxes of these categories."""
+    context: float = 0.2
+    """Boxes grow by this share of their size on each side."""
+    resume: bool = False
+    """Continue the run in --out exactly, with its own settings; only --steps may change."""
+    overfit: int = 0
+    """Learn this many images by heart: a check that learning works."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    tensorboard: bool = False
+    """Also write TensorBoard files (the tensorboard extra)."""
+    json: bool = False
+    """Print the result as JSON."""
+    config: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+    def run(self) -> None:
+        from surefeat.learn.pretrain import pretrain
+
+        done = pretrain(
+            self.source, out=self.out, steps=self.steps, config=self.config, init=self.init,
+            crop=self.crop, resume=self.resume, overfit=self.overfit, device=self.device,
+            quiet=self.json, tensorboard=self.tensorboard, images=self.images, keep=self.keep,
+            categories=self.categories, context=self.context,
+        )  # fmt: skip
+        result = {
+            "model": str(done.folder / "model"), "steps": done.progress.step,
+            "seconds": round(done.progress.seconds, 1), "skipped": len(done.skipped),
+            "self_check": done.check.to_dict() if done.check else None,
+        }  # fmt: skip
+        say(result | {"report": _report(done.folder)}, to_script=self.json)
+
+
+@dataclass(frozen=True)
+class Extract:
+    """Features of images to disk, one .safetensors file each; continues where it was stopped."""
+
+    images: Positional[tuple[Path, ...]]
+    """Images and folders."""
+    out: Path
+    """Folder for the feature files."""
+    model: str | None = None
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    side: int | None = None
+    """Longest side at which images are seen, network pixels."""
+    batch: int = 16
+    """Images per pass."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        from surefeat.model.extract import extract_to_folder
+
+        done = extract_to_folder(
+            self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
+            device=self.device, quiet=self.json,
+        )  # fmt: skip
+        say(done.to_dict(), to_script=self.json)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write RUN/report.html anew: curves, warped views, confidence maps, PCA, settings."""
+
+    folder: Positional[Path]
+    """Run folder."""
+    images: tuple[Path, ...] = ()
+    """Images to show; by default those the run kept as examples."""
+
+    def run(self) -> None:
+        from surefeat.show.report import write_report
+
+        print(write_report(self.folder, images=self.images))
+
+
+@dataclass(frozen=True)
+class Match:
+    """Match two photos: writes a picture, a page and JSON, all in original pixels."""
+
+    image0: Positional[Path]
+    """Photo A."""
+    image1: Positional[Path]
+    """Photo B."""
+    out: Path = Path("match")
+    """Folder for matches.png, matches.json and index.html."""
+    points: tuple[tuple[float, float], ...] | None = None
+    """Points of A as x y x y ...; by default the most confident distinctive ones."""
+    count: int = 60
+    """How many points to choose when none are given."""
+    regions: int = 0
+    """Also match this many proposed regions (the proposals extra); the paper has 1000."""
+    mutual: bool = True
+    """Keep only matches that lead back."""
+    voting: bool = True
+    """Let neighbouring matches agree; the paper goes without."""
+    wide: bool = False
+    """Votes reach further: for two objects of one kind. Matches then have no probability."""
+    model: str | None = None
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    side: tuple[int, ...] = ()
+    """Longest side at which photos are seen, network pixels; of several the scores add up."""
+    device: str | None = None
+    """cuda, cpu, mps; by default the best there is."""
+    json: bool = False
+    """Print the matches as JSON instead of a summary."""
+
+    def run(self) -> None:
+        from surefeat.match.search import WIDE_VOTING
+        from surefeat.show.match_page import match_photos
+
+        if self.wide and not self.voting:
+            raise ValueError("--wide is a kind of voting; leave out --no-voting")
+        done = match_photos(
+            self.image0, self.image1, out=self.out, points=self.points, count=self.count,
+            regions=self.regions, mutual=self.mutual, model=self.model, sides=self.side,
+            voting=WIDE_VOTING if self.wide else self.voting, device=self.device,
+        )  # fmt: skip
+        if self.json:
+            print(done.matches.to_json())
+        else:
+            print(f"{len(done.matches)} matches; look at {done.page}")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A web page on this machine: drop two photos, click a point, see its match."""
+
+    model: str | None = None
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    port: int = 7860
+    """Local port."""
+
+    def run(self) -> None:
+        from surefeat.demo.app import launch
+
+        launch(self.model, port=self.port)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of `surefeat`: errors are one line that names the fix, and exit code 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("surefeat").setLevel(logging.INFO)  # other packages' notes are no use here
+    command: Any = tyro.cli(_commands(argv), args=argv, prog="surefeat", description=_ABOUT)
+    try:
+        command.run()
+    except KeyboardInterrupt as stop:
+        print(f"surefeat: {stop or 'stopped'}", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        if "-X" in sys.orig_argv or logging.getLogger().isEnabledFor(logging.DEBUG):
+            raise
+        print(f"surefeat: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _commands(argv: list[str]) -> Any:
+    """The union of all commands; --preset is read first, since it sets other defaults."""
+    name: Any = "ours"
+    for flag, value in zip(argv, [*argv[1:], ""], strict=True):
+        if flag == "--preset" and value in get_args(Preset):
+            name = value
+    start: Any = Pretrain(source=tyro.MISSING, out=tyro.MISSING, preset=name, config=preset(name))
+    return (
+        Annotated[Pretrain, subcommand("pretrain", default=start)]
+        | Annotated[Extract, subcommand("extract")]
+        | Annotated[Match, subcommand("match")]
+        | Annotated[Boxes, subcommand("boxes")]
+        | Annotated[Keypoints, subcommand("keypoints")]
+        | Annotated[Evaluate, subcommand("evaluate")]
+        | Annotated[Report, subcommand("report")]
+        | Annotated[Export, subcommand("export")]
+        | Annotated[Demo, subcommand("demo")]
+        | Annotated[Data, subcommand("data")]
+    )
+
+
+def _report(folder: Path) -> str | None:
+    """Write a run's report, or say what is missing for it."""
+    try:
+        from surefeat.show.report import write_report
+
+        return str(write_report(folder))
+    except ImportError as error:
+        print(f"no report: {error}", file=sys.stderr)
+        return None
+
+
+_ABOUT = (
+    "Dense visual features with a per-pixel confidence, learned from unlabelled photos. "
+    "`surefeat COMMAND --help` explains each command."
+)

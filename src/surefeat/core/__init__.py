@@ -1,0 +1,1 @@
+"""Coordinates, images, files and rankings: what every other room stands on."""

@@ -1,0 +1,359 @@
+"""Decoding: items of a source -> one buffer of images, or a stream of them.
+
+A bad file never stops either: it is skipped, and named with the reason.
+
+Training batches in a fixed order: the same for any number of processes, and after a resume.
+
+Decoded images stay on the accelerator when they fit, else in host memory, else worker processes
+decode them again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from surefeat.core.image import ImageError, decode, problem, read_bytes, resize
+from surefeat.data.items import Item, Place, SourceError
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An image that was left out, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Decoded images of mixed sizes in one buffer."""
+
+    pixels: Tensor
+    """(N, 3, S, S) uint8: each image in the top-left corner, the rest zero."""
+    sizes: Tensor
+    """(N, 2) int32: (height, width) of the used part."""
+    names: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def decode_item(item: Item, *, side: int) -> Tensor:
+    """One item -> RGB (3, h, w) uint8, cropped; longest side at most `side`, never enlarged."""
+    return _cut(_decode(item, side=side), item, side=side)
+
+
+def _decode(item: Item, *, side: int) -> Tensor:
+    if item.read.refused:
+        raise problem(item.name, item.read.refused)
+    place = item.read
+    data = read_bytes(place.path, name=item.name, offset=place.offset, size=place.size)
+    return decode(data, name=item.name, longest_side=side if item.crop is None else None)
+
+
+def _cut(image: Tensor, item: Item, *, side: int) -> Tensor:
+    if item.crop is not None:
+        x1, y1, x2, y2 = (math.floor(value + 0.5) for value in item.crop)
+        size = f"{image.shape[2]} x {image.shape[1]}"
+        image = image[:, max(y1, 0) : max(y2 + 1, 0), max(x1, 0) : max(x2 + 1, 0)]
+        if image.numel() == 0:
+            raise problem(
+                item.name, f"has its box {item.crop} outside the {size} image; correct it"
+            )
+    height, width = image.shape[1:]
+    scale = side / max(height, width)
+    if scale < 1:
+        image = resize(image, size=(max(1, round(height * scale)), max(1, round(width * scale))))
+    return image.contiguous()
+
+
+def canvas_bytes(count: int, *, side: int) -> int:
+    """The memory that decode_all takes for this many images."""
+    return count * (3 * side * side + 8)
+
+
+def decode_all(
+    items: Sequence[Item],
+    *,
+    side: int,
+    workers: int,
+    progress: Callable[[int], None] | None = None,
+) -> Canvas:
+    """All items, decoded by `workers` threads into one buffer of side S = `side`, in their order.
+
+    A file with several crops is decoded once. `progress` is told how many items are done.
+    """
+    pixels = torch.zeros(len(items), 3, side, side, dtype=torch.uint8)
+    sizes = torch.zeros(len(items), 2, dtype=torch.int32)
+    reasons: dict[int, str] = {}
+    groups: dict[tuple[Place, bool], list[int]] = {}
+    for row, item in enumerate(items):
+        groups.setdefault((item.read, item.crop is None), []).append(row)
+
+    def fill(rows: list[int]) -> int:
+        try:
+            image = _decode(items[rows[0]], side=side)
+        except ImageError as error:
+            reasons.update(dict.fromkeys(rows, _reason(error, items[rows[0]])))
+            return len(rows)
+        for row in rows:
+            try:
+                part = _cut(image, items[row], side=side)
+            except ImageError as error:
+                reasons[row] = _reason(error, items[row])
+                continue
+            pixels[row, :, : part.shape[1], : part.shape[2]] = part
+            sizes[row] = torch.tensor(part.shape[1:], dtype=torch.int32)
+        return len(rows)
+
+    done = 0
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        try:
+            for count in pool.map(fill, groups.values()):
+                done += count
+                if progress is not None:
+                    progress(done)
+        except BaseException:  # Ctrl-C must not wait for everything that is still queued
+            pool.shutdown(cancel_futures=True)
+            raise
+    return _packed(items, pixels, sizes, reasons)
+
+
+def _packed(
+    items: Sequence[Item], pixels: Tensor, sizes: Tensor, reasons: dict[int, str]
+) -> Canvas:
+    good = [row for row in range(len(items)) if row not in reasons]
+    for target, row in enumerate(good):  # in place: a second buffer may not fit
+        if target != row:
+            pixels[target], sizes[target] = pixels[row], sizes[row]
+    names = tuple(items[row].name for row in good)
+    skipped = tuple(Skipped(items[row].name, reasons[row]) for row in sorted(reasons))
+    return Canvas(pixels[: len(good)], sizes[: len(good)], names, skipped)
+
+
+def _reason(error: ImageError, item: Item) -> str:
+    return str(error).removeprefix(f"{item.name}: ")
+
+
+class CanvasStream(Dataset[tuple[Tensor, Tensor, bool]]):
+    """Items decoded on the fly, for sets that do not fit into memory; made for DataLoader workers.
+
+    An index gives (pixels (3, S, S) uint8, size (2,) int32, ok). A bad file gives the next good one
+    and ok = False, every time the same, and is logged once, whatever the number of workers.
+    """
+
+    def __init__(self, items: Sequence[Item], *, side: int) -> None:
+        self.items, self.side = items, side
+        # In shared memory, so that workers do not try, or report, what another one found bad.
+        self.bad = torch.zeros(len(items), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, bool]:
+        for step in range(len(self)):
+            row = (index + step) % len(self)
+            if self.bad[row]:
+                continue
+            try:
+                image = decode_item(self.items[row], side=self.side)
+            except ImageError as error:
+                self.bad[row] = True
+                _LOG.warning("skipped %s", error)
+                continue
+            pixels = torch.zeros(3, self.side, self.side, dtype=torch.uint8)
+            pixels[:, : image.shape[1], : image.shape[2]] = image
+            return pixels, torch.tensor(image.shape[1:], dtype=torch.int32), step == 0
+        raise SourceError(f"none of {len(self)} images can be decoded; see the log for the reasons")
+
+
+Memory = Literal["device", "host", "stream"]
+
+# Shares of free memory that images may take; the rest is for the network and other programs.
+_DEVICE_SHARE, _HOST_SHARE = 0.4, 0.5
+
+_PLACES: dict[Memory, str] = {
+    "device": "kept on the accelerator",
+    "host": "kept in host memory",
+    "stream": "decoded anew by worker processes",
+}
+
+_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which share of each global batch this process works on."""
+
+    rank: int = 0
+    world: int = 1
+
+    def rows(self, batch: int) -> slice:
+        """The rows of a global batch that are this process's."""
+        if batch % self.world:
+            raise ValueError(
+                f"a batch of {batch} pairs cannot be shared by {self.world} processes; "
+                f"pass --train.batch {batch // self.world * self.world or self.world}"
+            )
+        share = batch // self.world
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+
+def batch_indices(step: int, *, batch: int, count: int, seed: int) -> Tensor:
+    """(batch,) image numbers of a step: each epoch is its own permutation, run through in order."""
+    first, last = step * batch, (step + 1) * batch
+    return torch.cat(
+        [
+            _permutation(count, seed=seed, epoch=epoch)[
+                max(0, first - epoch * count) : last - epoch * count
+            ]
+            for epoch in range(first // count, (last - 1) // count + 1)
+        ]
+    )
+
+
+@lru_cache(maxsize=4)
+def _permutation(count: int, *, seed: int, epoch: int) -> Tensor:
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(count, generator=generator)
+
+
+class Batches:
+    """Batches of a decoded canvas, kept on the device or in host memory.
+
+    rows: those of its images to use, None = all; a copy of the others' share may not fit.
+    """
+
+    def __init__(
+        self,
+        canvas: Canvas,
+        *,
+        device: torch.device,
+        memory: Memory = "host",
+        rows: Sequence[int] | None = None,
+    ) -> None:
+        self.rows = torch.as_tensor(range(len(canvas.names)) if rows is None else rows)
+        self.device = device
+        on = device if memory == "device" else torch.device("cpu")
+        self.pixels, self.sizes = canvas.pixels.to(on), canvas.sizes.to(on)
+
+    def iterate(
+        self, steps: Sequence[int], *, batch: int, seed: int, part: Part
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """(pixels (b, 3, S, S) uint8, sizes (b, 2)) of each step, on the device."""
+        for step in steps:
+            picked = batch_indices(step, batch=batch, count=len(self.rows), seed=seed)
+            rows = self._upload(self.rows[picked[part.rows(batch)]], self.pixels.device)
+            pixels, sizes = self.pixels[rows], self.sizes[rows]
+            yield self._upload(pixels, self.device), self._upload(sizes, self.device)
+
+    @staticmethod
+    def _upload(tensor: Tensor, device: torch.device) -> Tensor:
+        """Copy without making the host wait for the device."""
+        if device.type == "cuda" and tensor.device.type == "cpu":
+            return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
+
+
+class StreamedBatches:
+    """Batches decoded on the fly by worker processes, for sets larger than memory."""
+
+    def __init__(
+        self, items: Sequence[Item], *, side: int, workers: int, device: torch.device
+    ) -> None:
+        self.device = device
+        self.workers = workers
+        self.stream = CanvasStream(items, side=side)
+
+    def iterate(
+        self, steps: Sequence[int], *, batch: int, seed: int, part: Part
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """As Batches.iterate."""
+        rows, count = part.rows(batch), len(self.stream)
+        # A generator: the order of a long run over many images would take minutes to list.
+        order = (
+            batch_indices(step, batch=batch, count=count, seed=seed)[rows].tolist()
+            for step in steps
+        )
+        loader = torch.utils.data.DataLoader(
+            self.stream,
+            batch_sampler=order,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            persistent_workers=False,
+        )
+        for pixels, sizes, *_ in loader:
+            yield (
+                pixels.to(self.device, non_blocking=True),
+                sizes.to(self.device, non_blocking=True),
+            )
+
+    def skipped(self) -> tuple[Skipped, ...]:
+        """The bad files met so far, in order."""
+        found = []
+        for row in torch.nonzero(self.stream.bad)[:, 0].tolist():
+            item = self.stream.items[row]
+            try:
+                decode_item(item, side=self.stream.side)
+            except ImageError as error:
+                found.append(Skipped(item.name, str(error).removeprefix(f"{item.name}: ")))
+        return tuple(found)
+
+
+def choose_memory(
+    count: int,
+    *,
+    side: int,
+    device: torch.device,
+    wanted: Literal["auto", "device", "host", "stream"] = "auto",
+    processes: int = 1,
+) -> tuple[Memory, str]:
+    """Where decoded images go, and the sentence for the log.
+
+    wanted: the place itself, or `auto` for the first of device, host and stream that they fit into.
+    processes: how many on this machine each hold all of them.
+    """
+    need = canvas_bytes(count, side=side)
+    size = f"{count} images, {need / 2**30:.2f} GiB decoded"
+    if wanted != "auto":
+        return wanted, f"{size}: {_PLACES[wanted]}, as asked for"
+    # They pass through host memory on their way to the accelerator.
+    if need * processes > _HOST_SHARE * free_host_memory():
+        return "stream", f"{size}: too large for memory, {_PLACES['stream']}"
+    chosen: Memory = "host"
+    if device.type == "cuda" and need <= _DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
+        chosen = "device"
+    return chosen, f"{size}: {_PLACES[chosen]}"
+
+
+def free_host_memory() -> int:
+    """Bytes that can be taken without swapping or breaking a container's limit.
+
+    Half of all memory where the system does not say.
+    """
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    free = 1024 * _entry(_MEMINFO, "MemAvailable:", free // 1024)
+    limit = _CGROUP / "memory.max"
+    if limit.is_file() and limit.read_text().strip().isdigit():
+        free = min(free, int(limit.read_text()) - _entry(_CGROUP / "memory.stat", "anon", 0))
+    return max(0, free)
+
+
+def _entry(file: Path, name: str, default: int) -> int:
+    """The number after a name in a table of the system."""
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        if line.split()[:1] == [name]:
+            return int(line.split()[1])
+    return default

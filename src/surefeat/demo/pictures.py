@@ -1,0 +1,148 @@
+"""What the web page computes and draws: photos as shown, alternatives, marks, confidence, warps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from surefeat.core.geometry import Frame, cell_centres
+from surefeat.core.image import resize
+from surefeat.match.dense import warp_image
+from surefeat.match.points import Matches
+from surefeat.match.search import PEAK_RADIUS, Voting, even_grid, prepare, vote
+from surefeat.model.features import Features
+from surefeat.model.network import DenseFeatures
+
+try:
+    from matplotlib import colormaps
+except ImportError as error:
+    raise ImportError("the web page needs matplotlib: pip install 'surefeat[demo]'") from error
+
+SHOWN = 800
+"""Longest side of a photo on the page, pixels."""
+
+ALTERNATIVES = 3
+"""Next best places shown beside a match."""
+
+COLOURS = ("#d55e00", "#0072b2", "#56b4e9", "#7b8794")
+"""Of the match and its alternatives."""
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """A photo as the page shows it."""
+
+    pixels: Tensor
+    """(3, h, w) uint8."""
+    features: Features
+    """Computed once; their original pixels are those of `pixels`."""
+    frame: Frame
+    """From the photo's own pixels (original) to those shown (network)."""
+
+
+def prepare_photo(model: DenseFeatures, pixels: Tensor) -> Photo:
+    """A photo (3, H, W) uint8 at the page's size, with its features."""
+    original = (pixels.shape[1], pixels.shape[2])
+    scale = SHOWN / max(original)
+    frame = Frame(
+        original, (max(1, round(original[0] * scale)), max(1, round(original[1] * scale)))
+    )
+    features = model.extract(pixels)[0].to("cpu")
+    # Seen in full and asked about in the pixels of the page.
+    features = replace(features, frame=Frame(frame.network, features.frame.network))
+    return Photo(resize(pixels, size=frame.network), features, frame)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The best places for one point, best first."""
+
+    points: Tensor
+    """(K, 2) pixels of photo 1."""
+    similarity: Tensor
+    """(K,) in [-1, 1]."""
+    score: Tensor
+    """(K,) the same with the neighbours' votes, by which places are ranked."""
+
+
+def candidates(match: Matches, features0: Features, features1: Features) -> Candidates:
+    """One match of match_points, and the next best places for its point.
+
+    Peaks of what match_points maximises, each farther than PEAK_RADIUS from those before it.
+    """
+    side0, side1 = (
+        prepare(f, descriptor_weight=0.5, lower_weight=1.0) for f in (features0, features1)
+    )
+    votes = vote(side0, side1, Voting())
+    h0, w0, high, wide = votes.histograms.shape
+    cells0 = side0.cells(match.points0, (h0, w0))
+    cells1 = side1.cells(side1.points, (high - h0 + 1, wide - w0 + 1))
+    similarity = (side0.at(match.points0) @ side1.vectors.T)[0]
+    score = similarity + votes.bonus(cells0, cells1)[0]
+    radius = PEAK_RADIUS * max(features1.frame.original)
+    free, index = score.clone(), [int(score.argmax())]
+    while len(index) <= ALTERNATIVES:
+        free[(side1.points - side1.points[index[-1]]).norm(dim=-1) <= radius] = float("-inf")
+        if bool(free.isinf().all()):
+            break
+        index.append(int(free.argmax()))
+    points = torch.cat([match.points1, side1.points[index[1:]]])
+    return Candidates(points, similarity[index], score[index])
+
+
+def warped(source: Photo, target: Photo, places: Tensor, amount: float) -> Image.Image:
+    """The source in the target's frame, moved by `amount` in [0, 1] of the way.
+
+    places: (h, w, 2), for every pixel of the target its place in the source.
+    """
+    size = target.frame.network
+    start = even_grid(source.features, size=size).reshape(*size, 2)
+    pixels = cell_centres(size=size, stride=1.0).reshape(*size, 2)
+    return to_pil(warp_image(source.pixels, torch.lerp(start, places, amount) - pixels))
+
+
+def confidence_maps(photos: tuple[Photo | None, Photo | None]) -> list[Image.Image | None]:
+    """1/sigma over the grey photos, on one scale for both."""
+    known = [photo.features.confidence.flatten() for photo in photos if photo]
+    if not known:
+        return [None, None]
+    low, high = torch.cat(known).quantile(torch.tensor([0.02, 0.98])).tolist()
+    return [_confidence_map(photo, low, high) if photo else None for photo in photos]
+
+
+def _confidence_map(photo: Photo, low: float, high: float) -> Image.Image:
+    places = cell_centres(size=photo.frame.network, stride=1.0)
+    values = photo.features.confidence_at(places).reshape(photo.frame.network)
+    shares = ((values - low) / max(high - low, 1e-6)).clamp(0, 1)
+    colour = torch.from_numpy(colormaps["viridis"](shares.numpy())[..., :3]).permute(2, 0, 1)
+    grey = photo.pixels.float().mean(0) / 255
+    return to_pil(((0.65 * colour + 0.35 * grey) * 255).round().byte())
+
+
+def to_pil(pixels: Tensor) -> Image.Image:
+    """(3, h, w) uint8 -> a picture."""
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+
+
+def marked(photo: Photo, points: Tensor) -> Image.Image:
+    """The photo with numbered discs at points (N, 2), the first on top."""
+    picture = to_pil(photo.pixels)
+    radius = max(photo.frame.network) / 40
+    for rank, (x, y) in reversed(list(enumerate(points.tolist()))):
+        mark = disc(radius if rank == 0 else 0.75 * radius, COLOURS[rank], str(rank + 1))
+        picture.paste(mark, (round(x - mark.width / 2), round(y - mark.height / 2)), mark)
+    return picture
+
+
+def disc(radius: float, colour: str, text: str) -> Image.Image:
+    """A smooth disc with a white rim; RGBA."""
+    fine, side = 4, 2 * round(radius) + 1  # odd, so that it has a middle pixel
+    large = Image.new("RGBA", (fine * side, fine * side))
+    pen, end = ImageDraw.Draw(large), fine * side - 1
+    pen.ellipse([0, 0, end, end], fill=colour, outline="white", width=round(fine * side / 10))
+    font = ImageFont.load_default(fine * side * 0.6)
+    pen.text((end / 2, end / 2), text, fill="white", anchor="mm", font=font)
+    return large.resize((side, side), Image.Resampling.LANCZOS)

@@ -1,1 +1,0 @@
-"""Benchmarks: metrics with their conventions, ground-truth regions, rankings and controls."""

@@ -1,0 +1,1 @@
+"""Parts of objects from a handful of labels."""

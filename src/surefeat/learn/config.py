@@ -1,0 +1,206 @@
+"""Every knob of learning: unit, default, where it comes from. Imports nothing heavy.
+
+Tags in the field notes: [P] printed in the paper, [C] our choice where it is silent,
+[M] worked better than the printed value in short experiments (docs/recipe.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from surefeat.model.files import ModelConfig, Trained
+
+LossKind = Literal["probabilistic", "plain", "contrastive"]
+
+
+@dataclass(frozen=True)
+class WarpConfig:
+    """Random affine views of one image (paper, section 3.4)."""
+
+    size: int = 320
+    """Side of a view, pixels; the paper preset has 224 [M]."""
+    rotation: float = 15.0
+    """Largest rotation either way, degrees; the paper preset has 30 [M]."""
+    linear: float = 0.2
+    """Each of the four linear entries is multiplied by its own U(1-l, 1+l); paper 0.5 [M]."""
+    translation: float = 0.25
+    """Largest shift either way, in half sides of the view; paper 0.5 [M]."""
+    zoom: tuple[float, float] = (0.7, 1.3)
+    """Side of the view over that of the image, before the linear part; paper 9/8, which is 9/16 of
+    the mirror-padded image [M]."""
+    mirror: bool = False
+    """Mirror both views of an image left to right with probability 1/2 [C]."""
+    occluders: float = 0.0
+    """Share of second views with a patch of another image pasted on; the paper has none [C]."""
+
+
+@dataclass(frozen=True)
+class ColourConfig:
+    """SSD's colour changes, drawn anew for each view after the warp (paper, section 3.4)."""
+
+    brightness: float = 32 / 255
+    """Added, +-, on the [0, 1] scale [P names SSD]."""
+    contrast: float = 0.5
+    """Factor U(1-c, 1+c) [P]."""
+    saturation: float = 0.5
+    """Factor U(1-s, 1+s) [P]."""
+    hue: float = 36.0
+    """Rotation, +-, degrees: SSD's 18 units of OpenCV's 180 [P]."""
+    strength: float = 1.75
+    """All ranges times this; the paper says "increased" without a number [C]."""
+    probability: float = 0.5
+    """Of each of the four changes [P]."""
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Pairs, labels and the density of scores (paper, sections 3.2 to 3.4)."""
+
+    kind: LossKind = "probabilistic"
+    """probabilistic = Ours, plain = Ours w/o conf., contrastive = UCN's loss [P]."""
+    points: int = 700
+    """Points per image pair; all pairs of them are scored [P]."""
+    negatives: int = 30
+    """Hardest negatives kept per anchor [P]."""
+    match_radius: float = 1.0
+    """A pair closer than this is a match, pixels of view 1 [P]."""
+    ignore_radius: float = 43.0
+    """A pair further than this is a non-match, pixels of view 1; what is between is ignored. It
+    is the paper's 30 of 224 pixels [P]."""
+    sigma_warmup: int = 150
+    """Steps during which sigma is held at 1, against collapse [M]."""
+    margin: float = 1.0
+    """Of the contrastive loss, distance of unit descriptors [C]."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The loop."""
+
+    steps: int = 500
+    """Optimiser steps; a plateau may stop earlier. On VOC more gained nothing [M]."""
+    batch: int = 64
+    """Image pairs per step, over all processes [C]."""
+    trained: Trained = "last"
+    """all layers, the last stage (res5) and the head, or the head alone; the paper: all [M]."""
+    optimiser: Literal["adagrad", "adamw"] = "adamw"
+    """The paper: AdaGrad, lr 1e-3, weight decay 5e-4, which on res5 gives the same [M]."""
+    lr: float = 1e-4
+    """Of the trunk [M]; AdaGrad in the paper 1e-3."""
+    head_lr: float = 1e-3
+    """Of the head [M]."""
+    weight_decay: float = 5e-4
+    """[P]."""
+    lr_warmup: int = 50
+    """Steps of linear warm-up [C]."""
+    decay: Literal["constant", "cosine"] = "constant"
+    """How the rate falls towards the last step [C]."""
+    batch_norm: Literal["frozen", "trained"] = "frozen"
+    """Statistics of the trunk's batch norm: those of the initial weights, or of each batch [C]."""
+    clip: float = 1.0
+    """Largest gradient norm; 0 switches it off [C]."""
+    patience: int = 0
+    """Stop when the smoothed loss has not improved for this many steps [P]; 0 = run all steps."""
+    seed: int = 0
+    """Determines everything drawn, on one machine."""
+    amp: bool = True
+    """bf16 on accelerators; never on the CPU."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of the whole step: a minute at the start, then up to three times faster; auto:
+    on CUDA from 3,000 steps on, or from 1,000 when all layers learn."""
+    log_every: int = 50
+    """Steps between lines of metrics.jsonl."""
+    check_every: int = 250
+    """Steps between label-free checks on held-out images; 0 = only at the end."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Images in."""
+
+    side: int = 384
+    """Images are kept at this longest side, pixels."""
+    held_out: int = 64
+    """Images kept from training for the label-free check (at most a fifth of the set)."""
+    memory: Literal["auto", "device", "host", "stream"] = "auto"
+    """Where decoded images live: the first of these that they fit into."""
+    workers: int = 8
+    """Threads that decode, or processes that stream."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of it; stored as config.json in every run folder."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    warp: WarpConfig = field(default_factory=WarpConfig)
+    colour: ColourConfig = field(default_factory=ColourConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+
+
+_LEAST = {
+    "model.channels": 1, "warp.size": 16, "warp.occluders": 0, "loss.points": 2,
+    "loss.negatives": 1, "train.steps": 0, "train.batch": 1, "data.side": 16,
+}  # fmt: skip
+
+
+def check_numbers(config: Config) -> None:
+    """Refuse numbers that cannot work, by the name of their flag, before anything is begun."""
+    for name, least in _LEAST.items():
+        group, field_name = name.split(".")
+        value = getattr(getattr(config, group), field_name)
+        if value < least:
+            raise ValueError(f"--{name} is {value}; use at least {least}")
+    if config.warp.occluders > 1:
+        raise ValueError(f"--warp.occluders is {config.warp.occluders}, a share; use at most 1")
+    if config.warp.occluders and config.train.batch < 2:
+        raise ValueError("--warp.occluders needs a second image; use --train.batch 2 or more")
+
+
+def preset(name: Literal["ours", "paper", "small"]) -> Config:
+    """`ours`: what worked best; `paper`: as printed; `small`: for CPU, tests and the demo."""
+    ours = Config()
+    if name == "ours":
+        return ours
+    if name == "paper":
+        wide = replace(
+            ours.warp, size=224, rotation=30.0, linear=0.5, translation=0.5, zoom=(9 / 8, 9 / 8)
+        )
+        printed = replace(
+            ours.train,
+            trained="all",
+            optimiser="adagrad",
+            lr=1e-3,
+            lr_warmup=0,
+            clip=0.0,
+            patience=2000,
+            steps=20_000,
+        )
+        loss, data = replace(ours.loss, ignore_radius=30.0), replace(ours.data, side=256)
+        return replace(ours, warp=wide, loss=loss, train=printed, data=data)
+    if name == "small":
+        return replace(
+            ours,
+            model=replace(ours.model, trunk="small", channels=32, longest_side=128),
+            warp=replace(ours.warp, size=96),
+            loss=replace(ours.loss, points=256, ignore_radius=12.0, sigma_warmup=200),
+            train=replace(
+                ours.train,
+                steps=400,
+                batch=16,
+                trained="all",
+                lr=2e-3,
+                head_lr=2e-3,
+                decay="cosine",
+                log_every=10,
+                check_every=100,
+                checkpoint_every=100,
+            ),
+            data=replace(ours.data, side=112),
+        )
+    raise ValueError(f"unknown preset {name!r}; choose ours, paper or small")

@@ -1,0 +1,1 @@
+"""Two photos: points, regions and every pixel."""

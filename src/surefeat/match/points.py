@@ -1,0 +1,283 @@
+"""Which places of an image are worth matching: confident, unlike the rest, spread out.
+
+Matching two images: points here, regions and every pixel beside it, all in original pixels.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefeat.match.search import (
+    Peaks,
+    Side,
+    Votes,
+    Voting,
+    beyond,
+    find,
+    prepare_pair,
+    vote_both_ways,
+)
+from surefeat.model.features import Features, stack_points
+from surefeat.model.probability import Reliability, mean_predicted_loss
+
+# Entries of a similarity matrix held at once; bounds memory for fine grids.
+_CHUNK = 1 << 23
+
+
+def quality(side: Side) -> Tensor:
+    """(T,) for each place: its confidence times its distinctiveness."""
+    return side.features.confidence_at(side.points) * distinctiveness(side)
+
+
+def distinctiveness(side: Side) -> Tensor:
+    """(T,) in [0, 2]: the peak margin of matching an image with itself.
+
+    1 minus the similarity of the most similar place outside a place's own neighbourhood.
+    """
+    every = torch.arange(len(side.points), device=side.points.device)
+    rows = []
+    for part in torch.split(every, max(1, _CHUNK // len(every))):
+        surface = (side.vectors[part] @ side.vectors.T).reshape(-1, *side.size)
+        rows.append(1 - beyond(surface, part, side.features.frame.network))
+    return torch.cat(rows).clamp_min(0)
+
+
+def spread(quality: Tensor, *places: Tensor, count: int) -> Tensor:
+    """Indices of up to `count` of N candidates, the best first, no two too close in any image.
+
+    quality (N,); places: per image (N, 2). Too close is half the spacing of `count` points spread
+    evenly over the box of all places: so many always fit into one image.
+    """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, not {count}")
+    order = quality.argsort(descending=True, stable=True)
+    # Greedy choice is sequential: on the CPU, where many tiny steps cost little.
+    placed = [points[order].cpu() for points in places]
+    free = torch.ones(len(order), dtype=torch.bool)
+    chosen: list[int] = []
+    for candidate in range(len(order)):
+        if len(chosen) < count and free[candidate]:
+            chosen.append(candidate)
+            for points in placed:
+                square = (points.amax(0) - points.amin(0)).prod() / (4 * count)
+                free &= (points - points[candidate]).square().sum(-1) >= square
+    return order[torch.tensor(chosen, dtype=torch.long, device=order.device)]
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """N points of image 0 and where they lie in image 1."""
+
+    points0: Tensor
+    """(N, 2) original pixels of image 0."""
+    points1: Tensor
+    """(N, 2) original pixels of image 1."""
+    score: Tensor
+    """(N,) similarity in [-1, 1]."""
+    confidence: Tensor
+    """(N,) of both places: 2 / (sigma0 + sigma1)."""
+    margin: Tensor
+    """(N,) the peak minus the best score outside its neighbourhood, votes included."""
+    round_trip: Tensor
+    """(N,) distance from the point after matching back, original pixels of image 0."""
+    mutual: Tensor
+    """(N,) bool: matching back leads to the place the point came from."""
+    index: Tensor
+    """(N,) which of the given or chosen points."""
+    size0: tuple[int, int]
+    """(height, width) of image 0."""
+    size1: tuple[int, int]
+    """(height, width) of image 1."""
+    probability: Tensor | None = None
+    """(N,) that the match is right; None without a fitted Reliability."""
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    @property
+    def trusted_score(self) -> Tensor:
+        """(N,) in [0, 1]: similarity times how far both confidences let it speak.
+
+        The factor is the gap that the paper's density expects between the scores of matches and of
+        non-matches: 1 where sigma is 0, 0 where it is infinite.
+        """
+        gap = 1 - 2 * mean_predicted_loss(self.confidence.reciprocal())
+        return self.score.clamp_min(0) * gap
+
+    def filter(
+        self,
+        *,
+        min_score: float | None = None,
+        min_confidence: float | None = None,
+        min_margin: float | None = None,
+        min_probability: float | None = None,
+        max_round_trip: float | None = None,
+        mutual: bool = False,
+    ) -> Matches:
+        """The matches that pass every given limit (inclusive), in the same order."""
+        keep = self.mutual.clone() if mutual else torch.ones_like(self.mutual)
+        if max_round_trip is not None:
+            keep &= self.round_trip <= max_round_trip
+        if min_probability is not None:
+            if self.probability is None:
+                raise ValueError("these matches have no probability; pass reliability= to match")
+            keep &= self.probability >= min_probability
+        lowest = {"score": min_score, "confidence": min_confidence, "margin": min_margin}
+        for name, limit in lowest.items():
+            if limit is not None:
+                keep &= getattr(self, name) >= limit
+        return self.take(keep)
+
+    def take(self, rows: Tensor) -> Matches:
+        """Some of the matches, by index (M,) or mask (N,)."""
+        cut: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        cut |= {name: value[rows] for name, value in cut.items() if isinstance(value, Tensor)}
+        return Matches(**cut)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["trusted_score"] = self.trusted_score
+        return {
+            k: v.tolist() if isinstance(v, Tensor) else list(v) if isinstance(v, tuple) else v
+            for k, v in values.items()
+        }
+
+    def to_json(self) -> str:
+        """The same as a JSON text."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+
+@torch.no_grad()
+def match_points(
+    features0: Features,
+    features1: Features,
+    points0: object = None,
+    *,
+    count: int = 200,
+    voting: bool | Voting = True,
+    descriptor_weight: float = 0.5,
+    lower_weight: float = 1.0,
+    refine: bool = True,
+    mutual: bool = False,
+    min_score: float | None = None,
+    reliability: Reliability | None = None,
+) -> Matches:
+    """Where points0 (N, 2), original pixels of image 0, lie in image 1.
+
+    Without points, up to `count` confident and distinctive places of image 0 are chosen, spread
+    out; with `mutual`, of both images, so that exchanging the images exchanges the matches.
+    voting: let neighbours that move alike support each other; settings such as WIDE_VOTING instead
+    of True are taken, but give no probability (see voting.py).
+    descriptor_weight, lower_weight: shares of the two layers in the similarity.
+    refine: place matches between the grid's places. mutual: keep only matches that lead back.
+    reliability: gives each match its probability; by default the model's own, if it has one.
+    """
+    weights = {"descriptor_weight": descriptor_weight, "lower_weight": lower_weight}
+    standard = (descriptor_weight, lower_weight) == (0.5, 1.0) and not isinstance(voting, Voting)
+    side0, side1 = prepare_pair(features0, features1, **weights)
+    settings = Voting() if voting is True else voting
+    there, back = vote_both_ways(side0, side1, settings) if settings else (None, None)
+    if points0 is not None:
+        points = stack_points(points0).to(features0.descriptors.device)
+        _check_inside(points, features0.frame.original)
+    else:
+        points = _places(side0, side1, there, back, count=count, mutual=mutual)
+    found = _match(side0, side1, points, there, back, refine=refine)
+    voted, known = there is not None, features0.reliability
+    # The model's own was fitted with the default settings, so others get no probability from it.
+    if reliability is None and known is not None and known.voting == voted and standard:
+        reliability = known
+    if reliability is not None:
+        found = _judge(found, reliability, voted=voted)
+    return found.filter(mutual=mutual, min_score=min_score)
+
+
+def _match(
+    side0: Side,
+    side1: Side,
+    points0: Tensor,
+    there: Votes | None,
+    back: Votes | None,
+    *,
+    refine: bool,
+) -> Matches:
+    """Match and match back; nothing is left out."""
+    peaks = find(side0, side1, points0, there, refine=refine, margin=True)
+    returned = find(side1, side0, peaks.points, back, refine=refine)
+    sigma0 = side0.features.confidence_at(points0).reciprocal()
+    sigma1 = side1.features.confidence_at(peaks.points).reciprocal()
+    return Matches(
+        points0=points0,
+        points1=peaks.points,
+        score=peaks.score,
+        confidence=2 / (sigma0 + sigma1),
+        margin=peaks.margin,
+        round_trip=(returned.points - points0).norm(dim=-1),
+        mutual=_leads_back(side0, side1, points0, peaks, back),
+        index=torch.arange(len(points0), device=points0.device),
+        size0=side0.features.frame.original,
+        size1=side1.features.frame.original,
+    )
+
+
+def _judge(found: Matches, reliability: Reliability, *, voted: bool) -> Matches:
+    """The matches with their probability of being right."""
+    if reliability.voting != voted:
+        used = "with" if reliability.voting else "without"
+        raise ValueError(f"this reliability was fitted {used} voting; match so, or fit another")
+    trip = found.round_trip / max(found.size0)
+    chance = reliability.predict(found.score, found.margin, trip, found.confidence)
+    return replace(found, probability=chance)
+
+
+def _leads_back(
+    side0: Side, side1: Side, points0: Tensor, peaks: Peaks, back: Votes | None
+) -> Tensor:
+    """(N,) bool: the place found, unrefined, has its own best in the place that holds the point.
+
+    Both ways lead from places to places, so it is the same question with the images exchanged.
+    """
+    returned = find(side1, side0, side1.points[peaks.index], back, refine=False)
+    cells = side0.cells(points0, side0.size)
+    limit = cells.new_tensor([side0.size[1] - 1, side0.size[0] - 1])
+    column, row = (cells + 0.5).floor().clamp_min(0).minimum(limit).long().unbind(-1)
+    return returned.index == row * side0.size[1] + column
+
+
+def _places(
+    side0: Side, side1: Side, there: Votes | None, back: Votes | None, *, count: int, mutual: bool
+) -> Tensor:
+    """Up to `count` of the best places of image 0 (N, 2), spread out.
+
+    With `mutual`, of those that find each other with a place of image 1, spread in both.
+    """
+    if not mutual:
+        return side0.points[spread(quality(side0), side0.points, count=count)]
+    forward = find(side0, side1, side0.points, there, refine=False).index
+    backward = find(side1, side0, side1.points, back, refine=False).index
+    every = torch.arange(len(forward), device=forward.device)
+    source = every[backward[forward] == every]
+    target = forward[source]
+    both = quality(side0)[source] * quality(side1)[target]
+    chosen = spread(both, side0.points[source], side1.points[target], count=count)
+    return side0.points[source[chosen]]
+
+
+def _check_inside(points: Tensor, size: tuple[int, int]) -> None:
+    height, width = size
+    top = points.new_tensor([width, height]) - 0.5
+    # Written as what is right, so that NaN is wrong.
+    outside = ~((points >= -0.5) & (points <= top)).all(-1)
+    if bool(outside.any()):
+        index = int(outside.nonzero()[0])
+        x, y = points[index].tolist()
+        raise ValueError(
+            f"point {index} ({x:g}, {y:g}) lies outside image 0, which is {width} x {height} "
+            "(width x height); points are x, y in its original pixels"
+        )

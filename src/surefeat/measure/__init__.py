@@ -1,0 +1,1 @@
+"""Benchmarks: what is compared, by which rule, and the tables of it."""

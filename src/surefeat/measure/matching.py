@@ -1,0 +1,242 @@
+"""Measuring semantic matching (paper, section 4.2): from features to a record of each pair.
+
+A record holds plain numbers: where the keypoints went (original pixels of image 1), how sure the
+row was, and the IoU of its region matches. All metrics follow from records, see results.py.
+Convention: in here everything happens in the square the network sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefeat.core.geometry import Frame
+from surefeat.core.image import resize
+from surefeat.match.dense import flow_from_regions, transfer_points
+from surefeat.match.regions import match_regions
+from surefeat.match.sd_filter import sd_filter
+from surefeat.match.search import Side, find, peak_offset, prepare, vote
+from surefeat.measure.material import Case, FeatureStore, Key
+from surefeat.measure.metrics import identity_points, paired_iou
+from surefeat.measure.protocol import REGION_MEASURES, LocationBonus, Measure, Protocol
+from surefeat.measure.rows import Row
+from surefeat.model.features import Features, Pooling
+from surefeat.model.probability import mean_predicted_loss
+
+Record = dict[str, Any]
+
+POINT_DIGITS, SHARE_DIGITS = 3, 6
+"""Decimals kept of pixels, and of scores and IoUs."""
+
+
+@dataclass(frozen=True, eq=False)
+class SparseFlow:
+    """A field from region matches before the SD filter, on the CPU."""
+
+    field: Tensor
+    """(S, S, 2)"""
+    mask: Tensor
+    """(S, S) bool: where it is known."""
+
+
+@torch.no_grad()
+def measure(
+    cases: Sequence[Case],
+    row: Row,
+    features: FeatureStore,
+    pictures: Mapping[Key, Tensor],
+    protocol: Protocol,
+) -> list[Record]:
+    """Records of several cases; their fields are smoothed together."""
+    records, flows = [], []
+    for case in cases:
+        features0, features1 = (features[key] for key in case.keys)
+        record = _measure_points(case, row, features0, features1, protocol)
+        if set(REGION_MEASURES) & set(case.measures):
+            iou, found = _measure_regions(case, row, features0, features1, protocol)
+            if "regions" in case.measures:
+                record["iou_by_rank"] = _rounded(iou, SHARE_DIGITS)
+            flows += [(case, record, name, flow) for name, flow in found.items()]
+        records.append(record)
+    if flows:
+        device = features[cases[0].keys[0]].descriptors.device
+        guides = torch.stack([pictures[case.keys[0]] for case, _, _, _ in flows]).to(device)
+        guides = resize(guides, size=(protocol.side, protocol.side))
+        fields = _smooth([flow for _, _, _, flow in flows], guides)
+        for (case, record, name, _), field in zip(flows, fields, strict=True):
+            points0 = _network_points(case, protocol.side)
+            record[name] = {"points": _original(transfer_points(field, points0), case, protocol)}
+    return records
+
+
+def _measure_points(
+    case: Case, row: Row, features0: Features, features1: Features, protocol: Protocol
+) -> Record:
+    """Keypoints by searching features, and the two places' confidence."""
+    pair = case.pair
+    same = identity_points(pair.common()[0], size0=pair.size0, size1=pair.size1)
+    record: Record = {
+        "pair": case.number,
+        "variant": case.variant,
+        "identity": {"points": _rounded(same, POINT_DIGITS)},
+    }
+    ways = {"nearest": None, "voting": protocol.voting, "wide-voting": protocol.wide}
+    wanted = [name for name in (*ways, "location") if name in case.measures]
+    if not wanted:
+        return record
+    weights = (row.descriptor_weight, row.lower_weight)
+    sides = [
+        prepare(each, descriptor_weight=weights[0], lower_weight=weights[1])
+        for each in (features0, features1)
+    ]
+    points0 = _network_points(case, protocol.side).to(features0.descriptors.device)
+    for name in wanted:
+        if name == "location":
+            found = find_near(sides[0], sides[1], points0, protocol.location)
+            record[name] = {"points": _original(found.cpu(), case, protocol)}
+            continue
+        settings = ways[name]
+        votes = vote(sides[0], sides[1], settings) if settings else None
+        peaks = find(sides[0], sides[1], points0, votes, refine=True, margin=True)
+        signs = {"score": peaks.score, "margin": peaks.margin}
+        if row.confidence:
+            sigmas = [
+                each.confidence_at(places).reciprocal()
+                for each, places in ((features0, points0), (features1, peaks.points))
+            ]
+            signs["confidence"] = 2 / (sigmas[0] + sigmas[1])
+        record[name] = {"points": _original(peaks.points.cpu(), case, protocol)}
+        record[name] |= {key: _rounded(value, SHARE_DIGITS) for key, value in signs.items()}
+    if row.confidence:
+        record["loss"] = _true_losses(case, features0, features1, points0, protocol)
+    return record
+
+
+def find_near(side0: Side, side1: Side, points0: Tensor, bonus: LocationBonus) -> Tensor:
+    """Control: nearest neighbour with a Gaussian bonus around the same place. (N, 2) -> (N, 2)."""
+    height, width = side1.features.frame.original
+    distance = (side1.points[None] - points0[:, None]).square().sum(-1)
+    spread = bonus.reach * max(height, width)
+    near = bonus.weight * (-0.5 * distance / spread**2).exp()
+    total = side0.at(points0) @ side1.vectors.T + near
+    index = total.argmax(1)
+    step = points0.new_tensor([width / side1.size[1], height / side1.size[0]])
+    return side1.points[index] + step * peak_offset(total.reshape(-1, *side1.size), index)
+
+
+def _true_losses(
+    case: Case, features0: Features, features1: Features, points0: Tensor, protocol: Protocol
+) -> dict[str, list[float]]:
+    """Loss of the true matches, as sigma predicts it and as it is: is confidence calibrated?"""
+    points1 = case.frame(protocol.side, 1).to_network(case.pair.common()[1]).to(points0)
+    sigma0, sigma1 = (
+        each.confidence_at(places).reciprocal()
+        for each, places in ((features0, points0), (features1, points1))
+    )
+    actual = 1 - (features0.at(points0) * features1.at(points1)).sum(-1).clamp_min(0)
+    predicted = mean_predicted_loss((sigma0 + sigma1) / 2)
+    return {
+        "predicted": _rounded(predicted, SHARE_DIGITS),
+        "actual": _rounded(actual, SHARE_DIGITS),
+    }
+
+
+def _measure_regions(
+    case: Case, row: Row, features0: Features, features1: Features, protocol: Protocol
+) -> tuple[Tensor, dict[Measure, SparseFlow]]:
+    """IoU (A,) of the active proposals' matches by falling score, and the fields of all matches."""
+    assert case.truth is not None
+    square = [
+        to_square(case.boxes0, case.frame(protocol.side, 0)),
+        to_square(case.boxes1, case.frame(protocol.side, 1)),
+    ]
+    fine = [
+        finer(each, cells=protocol.pooled_cells, unit=row.unit) for each in (features0, features1)
+    ]
+
+    def matched(pooling: Pooling, weights: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        """Best box (N,) of image 1 and its score (N,)."""
+        found = match_regions(
+            *fine, *square, confidence=row.confidence, lower=row.lower, pooling=pooling,
+            normalised=protocol.normalised, descriptor_weight=weights[0], lower_weight=weights[1],
+        )  # fmt: skip
+        return found.index.cpu(), found.score.float().cpu()
+
+    def field(index: Tensor, score: Tensor, discount: float) -> SparseFlow:
+        size = (protocol.side, protocol.side)
+        vectors, known = flow_from_regions(
+            square[0], square[1][index], score, size0=size, size1=size, discount=discount
+        )
+        return SparseFlow(vectors, known > 0)
+
+    flows: dict[Measure, SparseFlow] = {}
+    if "mean-flow" in case.measures:
+        flows["mean-flow"] = field(*matched("mean", row.mean_weights), 0.0)
+    if not {"regions", "flow", "small-first"} & set(case.measures):
+        return torch.zeros(0), flows
+    index, score = matched("max", row.region_weights)
+    orders: dict[Measure, float] = {"flow": 0.0, "small-first": protocol.discount}
+    flows |= {k: field(index, score, power) for k, power in orders.items() if k in case.measures}
+    active = case.truth.active
+    iou = paired_iou(case.boxes1[index[active]], case.truth.boxes)
+    return iou[score[active].argsort(descending=True, stable=True)], flows
+
+
+def finer(features: Features, *, cells: int, unit: bool = True) -> Features:
+    """The same features with at least `cells` cells a side, bilinear; `unit`: at unit length."""
+
+    def grown(maps: Tensor) -> Tensor:
+        if maps.shape[-1] >= cells:
+            return maps
+        return F.interpolate(maps[None], size=(cells, cells), mode="bilinear", align_corners=False)[
+            0
+        ]
+
+    descriptors = grown(features.descriptors)
+    descriptors = F.normalize(descriptors, dim=0) if unit else descriptors
+    return replace(
+        features,
+        descriptors=descriptors,
+        uncertainty=grown(features.uncertainty[None])[0],
+        lower=F.normalize(grown(features.lower), dim=0),
+        stride=features.frame.network[1] // descriptors.shape[-1],
+    )
+
+
+def to_square(boxes: Tensor, frame: Frame) -> Tensor:
+    """Inclusive boxes (N, 4), original pixels -> of the square, none narrower than a pixel."""
+    moved = frame.boxes_to_network(boxes)
+    # A box of one pixel shrinks to less: it grows again, inwards at the border.
+    low = moved[:, :2].clamp_max(frame.network[0] - 1.0)
+    return torch.cat([low, torch.maximum(low, moved[:, 2:])], dim=1)
+
+
+def _smooth(flows: Sequence[SparseFlow], guides: Tensor) -> Tensor:
+    """SD-filtered fields (K, S, S, 2) on the CPU, solved on the guides' device."""
+    values = torch.stack([flow.field for flow in flows]).permute(0, 3, 1, 2)
+    masks = torch.stack([flow.mask for flow in flows])
+    smooth = sd_filter(values.to(guides.device), masks.to(guides.device), guides)
+    return smooth.permute(0, 2, 3, 1).cpu()
+
+
+def _network_points(case: Case, side: int) -> Tensor:
+    """The common keypoints of image 0 (V, 2) in the square."""
+    return case.frame(side, 0).to_network(case.pair.common()[0])
+
+
+def _original(points: Tensor, case: Case, protocol: Protocol) -> list[list[float]]:
+    """Points (V, 2) of the square -> original pixels of image 1, for the record."""
+    found: list[list[float]] = _rounded(
+        case.frame(protocol.side, 1).to_original(points), POINT_DIGITS
+    )
+    return found
+
+
+def _rounded(values: Tensor, digits: int) -> list[Any]:
+    listed: list[Any] = values.double().cpu().mul(10**digits).round().div(10**digits).tolist()
+    return listed

@@ -1,0 +1,1 @@
+"""The network: trunk, weights, features of an image, and what their confidence means."""

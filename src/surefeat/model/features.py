@@ -1,0 +1,291 @@
+"""Features of one image: descriptors, confidence and the frame they live in.
+
+One image seen at several sizes, as one set of features whose scores are the mean of theirs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefeat.core.geometry import Frame, clip_boxes, pixel_to_grid, sample
+from surefeat.core.image import ImageLike
+
+if TYPE_CHECKING:
+    from surefeat.model.network import DenseFeatures
+from surefeat.model.probability import Reliability
+
+Layer = Literal["descriptors", "lower"]
+
+Pooling = Literal["max", "mean"]
+
+# The file says what it is, so that another safetensors file is refused in words.
+_FORMAT = "surefeat-features-1"
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the network knows of one image; all questions are asked in original pixels."""
+
+    descriptors: Tensor
+    """(C, h, w), unit length along C."""
+    uncertainty: Tensor
+    """(h, w): sigma; small where the descriptor can be trusted."""
+    lower: Tensor
+    """(D, h', w'): the lower layer matching adds, unit length along D."""
+    frame: Frame
+    """Original and network size of the image."""
+    stride: int
+    """Network pixels per cell of `descriptors`."""
+    name: str = ""
+    """Where the image came from."""
+    reliability: Reliability | None = None
+    """What the model knows of its own matches; match_points reads it."""
+
+    @property
+    def confidence(self) -> Tensor:
+        """(h, w): 1/sigma, the paper's confidence."""
+        return self.uncertainty.reciprocal()
+
+    def cells(self, points: Tensor, *, stride: float | None = None) -> Tensor:
+        """Original pixels (..., 2) -> cells (..., 2) of a map with this stride."""
+        return pixel_to_grid(self.frame.to_network(points), stride or self.stride)
+
+    def at(self, points: Tensor) -> Tensor:
+        """Descriptors at points: (N, 2) original pixels (x, y) -> (N, C), unit length.
+
+        Convention: pixel centres at integers; outside the image the border value is used.
+        """
+        return F.normalize(self._read(self.descriptors, points), dim=-1)
+
+    def lower_at(self, points: Tensor) -> Tensor:
+        """The lower layer at points: (N, 2) original pixels -> (N, D), unit length."""
+        return F.normalize(self._read(self.lower, points), dim=-1)
+
+    def confidence_at(self, points: Tensor) -> Tensor:
+        """1/sigma at points: (N, 2) original pixels -> (N,)."""
+        return self._read(self.uncertainty[None], points)[:, 0].reciprocal()
+
+    def layer(self, name: Layer, *, confidence: bool = False) -> Tensor:
+        """(C, h, w) or (D, h', w'); with `confidence`, descriptors are scaled by 1/sigma."""
+        if name == "lower":
+            return self.lower
+        return self.descriptors * self.confidence if confidence else self.descriptors
+
+    def pool(
+        self,
+        boxes: object,
+        *,
+        size: int = 7,
+        layer: Layer = "descriptors",
+        confidence: bool = False,
+        pooling: Pooling = "max",
+    ) -> Tensor:
+        """ROI pooling: inclusive boxes (N, 4), original pixels -> (N, C, size, size).
+
+        Convention: see `bin_regions`. With `confidence`, descriptors are scaled by 1/sigma first.
+        pooling: a bin keeps the maximum of its cells, or their mean.
+        """
+        maps = self.layer(layer, confidence=confidence)
+        index, bins = bin_regions(self, boxes, size=size, cells=(maps.shape[1], maps.shape[2]))
+        pooled = pool_bins(maps, bins, pooling)[index]
+        return pooled.transpose(1, 2).reshape(len(index), maps.shape[0], size, size)
+
+    def _read(self, maps: Tensor, points: Tensor) -> Tensor:
+        points = points.to(maps.device, torch.float32)
+        # A lower layer may be finer than the descriptors; its stride follows from its size.
+        stride = self.frame.network[1] / maps.shape[-1]
+        return sample(maps[None].float(), self.cells(points, stride=stride)[None])[0]
+
+    def to(self, device: torch.device | str) -> Features:
+        """The same features on another device."""
+        return replace(
+            self,
+            descriptors=self.descriptors.to(device),
+            uncertainty=self.uncertainty.to(device),
+            lower=self.lower.to(device),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a .safetensors file in half precision, whole or not at all."""
+        from safetensors.torch import save
+
+        tensors = {
+            "descriptors": self.descriptors.half().cpu().contiguous(),
+            "uncertainty": self.uncertainty.float().cpu().contiguous(),
+            "lower": self.lower.half().cpu().contiguous(),
+        }
+        about = {"original": self.frame.original, "network": self.frame.network,
+                 "stride": self.stride, "name": self.name,
+                 "reliability": self.reliability and self.reliability.to_dict()}  # fmt: skip
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        part.write_bytes(save(tensors, {"format": _FORMAT, "about": json.dumps(about)}))
+        part.replace(path)
+
+    @staticmethod
+    def load(path: str | Path) -> Features:
+        """Read what `save` wrote."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                meta = file.metadata() or {}
+                if meta.get("format") != _FORMAT:
+                    fix = "write it with Features.save"
+                    raise ValueError(f"{path} holds no surefeat features; {fix}")
+                tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a readable features file ({error})") from error
+        about = json.loads(meta["about"])
+        frame = Frame(tuple(about["original"]), tuple(about["network"]))
+        known = about.get("reliability")
+        reliability = None if known is None else Reliability.from_dict(known)
+        rest = {"stride": about["stride"], "name": about["name"], "reliability": reliability}
+        return Features(**tensors, frame=frame, **rest)
+
+
+def bin_regions(
+    features: Features, boxes: object, *, size: int, cells: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """The bins of ROI pooling: index (N, size * size) into the distinct bins (U, 4).
+
+    A bin is y0, y1, x0, x1: the cells y0 <= y < y1, x0 <= x < x1; `cells` are the map's rows
+    and columns. On a coarse map many bins coincide, so each is pooled, and multiplied, once.
+    Convention: a box's outer edges snap to the nearest cell edges; a box that vanishes by this
+    takes the one cell its centre lies in. Of n cells, bin k of `size` takes floor(k n / size) up
+    to ceil((k+1) n / size), so none is empty and neighbours may share a cell.
+    """
+    height, width = features.frame.original
+    found = stack_boxes(boxes, size=(height, width)).to(features.descriptors.device)
+    rows = _bins(found[:, 1], found[:, 3], height, cells[0], size)
+    columns = _bins(found[:, 0], found[:, 2], width, cells[1], size)
+    rows = rows[:, :, None].expand(-1, -1, size, -1)
+    columns = columns[:, None].expand(-1, size, -1, -1)
+    every = torch.cat([rows, columns], dim=-1).reshape(-1, 4)
+    # One whole number per bin: sorting numbers is far quicker than sorting rows.
+    base = max(cells) + 1
+    powers = torch.tensor([base**3, base**2, base, 1], device=every.device)
+    keys, index = torch.unique((every * powers).sum(-1), return_inverse=True)
+    bins = keys[:, None] // powers % base
+    return index.reshape(-1, size * size), bins
+
+
+def _bins(first: Tensor, last: Tensor, pixels: int, cells: int, size: int) -> Tensor:
+    """Along one axis: first and last pixel (N,) -> bins (N, size, 2), start and end in cells."""
+    # Products first: for whole pixels they are exact, and so is what lies on a cell's edge.
+    start = (first * cells / pixels + 0.5).floor().long()
+    end = ((last + 1) * cells / pixels + 0.5).floor().long()
+    middle = ((first + last + 1) * cells / (2 * pixels)).floor().long().clamp(0, cells - 1)
+    gone = end <= start
+    start, end = torch.where(gone, middle, start), torch.where(gone, middle + 1, end)
+    count, k = (end - start)[:, None], torch.arange(size, device=first.device)
+    low = start[:, None] + k * count // size
+    high = start[:, None] - (-(k + 1) * count) // size
+    return torch.stack([low, high], dim=-1)
+
+
+def pool_bins(maps: Tensor, bins: Tensor, pooling: Pooling = "max") -> Tensor:
+    """Maxima or means of maps (C, h, w) over bins (U, 4) of cells -> (U, C), float32."""
+    if pooling not in ("max", "mean"):
+        raise ValueError(f"pooling is {pooling!r}; choose 'max' or 'mean'")
+    slide = F.max_pool2d if pooling == "max" else F.avg_pool2d
+    planes = maps.float()[None].contiguous(memory_format=torch.channels_last)
+    pooled = planes.new_empty(len(bins), planes.shape[1])
+    if not len(bins):
+        return pooled
+    extents = bins[:, 1::2] - bins[:, ::2]
+    # Bins have few sizes; a window sliding over all is ten times quicker than reading every cell.
+    for extent in torch.unique(extents, dim=0):
+        same = (extents == extent).all(1)
+        slid = slide(planes, tuple(extent.tolist()), stride=1)[0].permute(1, 2, 0)
+        pooled[same] = slid[bins[same, 0], bins[same, 2]]
+    return pooled
+
+
+def stack_boxes(boxes: object, *, size: tuple[int, int]) -> Tensor:
+    """Boxes as users write them -> (N, 4) float32, inclusive, cut to an image of (height, width).
+
+    Inverted boxes, those wholly outside and those with NaN are an error that names the first.
+    """
+    tensor = torch.as_tensor(boxes, dtype=torch.float32)
+    tensor = tensor.reshape(-1, 4) if tensor.numel() in (0, 4) else tensor
+    if tensor.ndim != 2 or tensor.shape[1] != 4:
+        raise ValueError(f"boxes must be (N, 4) as x1, y1, x2, y2; got {tuple(tensor.shape)}")
+    height, width = size
+    x1, y1, x2, y2 = tensor.unbind(-1)
+    # Written as what is right, so that NaN is wrong.
+    upright = (x1 <= x2) & (y1 <= y2) & tensor.isfinite().all(-1)
+    inside = (x2 >= 0) & (y2 >= 0) & (x1 <= width - 1) & (y1 <= height - 1)
+    for good, fault in ((upright, "is empty or inverted"), (inside, "lies outside")):
+        if not bool(good.all()):
+            index = int((~good).nonzero()[0])
+            shown = ", ".join(f"{value:g}" for value in tensor[index].tolist())
+            raise ValueError(
+                f"box {index} ({shown}) {fault}; boxes are x1, y1, x2, y2 with x1 <= x2 and "
+                f"y1 <= y2, in pixels of the image, which is {width} x {height} (width x height)"
+            )
+    return clip_boxes(tensor, size=size)
+
+
+def stack_points(points: object) -> Tensor:
+    """Points as users write them (list, array, tensor) -> (N, 2) float32, or an error."""
+    tensor = torch.as_tensor(points, dtype=torch.float32)
+    tensor = tensor.reshape(-1, 2) if tensor.numel() in (0, 2) else tensor
+    if tensor.ndim != 2 or tensor.shape[1] != 2:
+        raise ValueError(f"points must be (N, 2) as x, y in pixels; got {tuple(tensor.shape)}")
+    return tensor
+
+
+def extract_scales(
+    model: DenseFeatures, images: Sequence[ImageLike], sides: Sequence[int]
+) -> list[Features]:
+    """Features of images, each seen at several longest sides (network pixels), joined.
+
+    On PF-PASCAL two sizes match better than one (README); the time adds up.
+    """
+    by_side = [model.extract(images, longest_side=side) for side in sides]
+    return [join_scales(parts) for parts in zip(*by_side, strict=True)]
+
+
+def join_scales(parts: Sequence[Features]) -> Features:
+    """Features of one image at several network sizes -> one, in the frame of the largest.
+
+    Descriptors and lower layers lie side by side, each of equal length, on the finest map among
+    them; so an inner product is the mean over the sizes. Sigma is the mean too. What a model knows
+    of its matches' probability holds for one size, so it is left out.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    largest = max(parts, key=lambda part: part.frame.network)
+    sigma = _at_one_size([part.uncertainty[None] for part in parts])
+    return replace(
+        largest,
+        descriptors=_side_by_side([part.descriptors for part in parts]),
+        uncertainty=torch.stack(sigma).mean(0)[0],
+        lower=_side_by_side([part.lower for part in parts]),
+        reliability=None,
+    )
+
+
+def _side_by_side(maps: Sequence[Tensor]) -> Tensor:
+    """Maps (C_i, h_i, w_i) -> (sum C_i, h, w), unit length along the channels."""
+    grown = torch.cat([F.normalize(each, dim=0) for each in _at_one_size(maps)])
+    return F.normalize(grown, dim=0)
+
+
+def _at_one_size(maps: Sequence[Tensor]) -> list[Tensor]:
+    """Maps (C_i, h_i, w_i) at the size of the finest, bilinear."""
+    height, width = max(each.shape[-2:] for each in maps)
+    return [
+        F.interpolate(each[None], size=(height, width), mode="bilinear", align_corners=False)[0]
+        for each in maps
+    ]

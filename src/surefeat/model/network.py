@@ -1,0 +1,255 @@
+"""DenseFeatures: trunk + 1x1 head -> unit descriptors and their uncertainty at every location."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from surefeat.core.files import choose_device, file_hash, to_dict
+from surefeat.core.geometry import Frame, interpolation, pixel_to_grid
+from surefeat.core.image import EXTENSIONS, ImageError, ImageLike, prepare
+from surefeat.model.features import Features
+from surefeat.model.files import (
+    SETTINGS,
+    WEIGHTS,
+    ModelConfig,
+    Trained,
+    model_folder,
+    read_settings,
+)
+from surefeat.model.probability import FILE as RELIABILITY
+from surefeat.model.probability import Reliability
+from surefeat.model.trunks import build_trunk
+from surefeat.model.weights import load_initial, quantise, stride_in_1x1_of, widen
+
+
+@dataclass(frozen=True)
+class Maps:
+    """What the network says of B images of one size."""
+
+    descriptors: Tensor
+    """(B, C, h, w), unit length along C."""
+    uncertainty: Tensor
+    """(B, h, w): sigma, above the floor."""
+    stride: int
+
+    def at(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Network pixels (B, N, 2) -> unit descriptors (B, N, C) and sigma (B, N), bilinear."""
+        size = (self.descriptors.shape[-2], self.descriptors.shape[-1])
+        weights = interpolation(pixel_to_grid(points, self.stride), size=size)
+        read = weights @ self.descriptors.float().flatten(2).transpose(1, 2)
+        sigma = weights @ self.uncertainty.float().flatten(1)[..., None]
+        return F.normalize(read, dim=-1), sigma[..., 0]
+
+
+class DenseFeatures(nn.Module):
+    """Dense descriptors with a per-pixel confidence (paper, section 3.6)."""
+
+    def __init__(self, config: ModelConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or ModelConfig()
+        self.trunk = build_trunk(self.config.trunk, stride_in_1x1=self.config.stride_in_1x1)
+        self.reliability: Reliability | None = None
+        self.lower = _lower_layer(self.config, list(self.trunk.taps))
+        self.head = nn.Conv2d(self.trunk.taps[self.trunk.last], self.config.channels + 1, 1)
+        _start_sigma_near_one(self.head, self.config.sigma_floor)
+        self.register_buffer("mean", torch.tensor(self.trunk.mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(self.trunk.std)[:, None, None], persistent=False)
+        self.mean: Tensor
+        self.std: Tensor
+
+    @classmethod
+    def create(cls, config: ModelConfig, *, init: str | Path = "imagenet") -> DenseFeatures:
+        """A model ready for training, its trunk filled with initial weights (see weights.py)."""
+        if config.trunk == "resnet50" and str(init) not in ("imagenet", "none"):
+            said = stride_in_1x1_of(Path(init))
+            if said is not None:
+                config = replace(config, stride_in_1x1=said)
+        model = cls(config)
+        load_initial(model.trunk, init, name=config.trunk)
+        return model
+
+    @property
+    def stride(self) -> int:
+        return self.trunk.stride
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether sigma can differ from place to place; see `without_confidence`."""
+        return bool(self.head.weight[-1].any())
+
+    def without_confidence(self) -> None:
+        """Make sigma the same everywhere, for losses that do not teach it.
+
+        Left to itself it would follow the trunk and look like a confidence that it is not.
+        """
+        with torch.no_grad():
+            self.head.weight[-1].zero_()
+
+    def normalise_input(self, images: Tensor) -> Tensor:
+        """RGB in [0, 1] -> the trunk's own input scale."""
+        return (images - self.mean) / self.std
+
+    def forward(self, images: Tensor) -> Maps:
+        """(B, 3, H, W) RGB in [0, 1] -> descriptors and uncertainty at the trunk's stride."""
+        last = self.trunk.last
+        return self._head(self.trunk(self.normalise_input(images), (last,))[last])
+
+    def forward_with_lower(self, images: Tensor) -> tuple[Maps, Tensor]:
+        """The same, and the lower layer that matching adds: (B, D, h', w')."""
+        taps = self.trunk(self.normalise_input(images), {self.lower, self.trunk.last})
+        return self._head(taps[self.trunk.last]), taps[self.lower]
+
+    def _head(self, x: Tensor) -> Maps:
+        # C + 1 is odd, which tensor cores serve badly: filters are padded to a multiple of 8.
+        extra = -self.head.out_channels % 8
+        weight = F.pad(self.head.weight, (0, 0, 0, 0, 0, 0, 0, extra))
+        bias = F.pad(self.head.bias, (0, extra))  # type: ignore[arg-type]
+        out = F.conv2d(x, weight, bias)[:, : self.head.out_channels].float()
+        sigma = F.softplus(out[:, -1]) + self.config.sigma_floor
+        return Maps(F.normalize(out[:, :-1], dim=1), sigma, self.stride)
+
+    def set_trained(self, trained: Trained, *, batch_norm: str = "frozen") -> None:
+        """Choose which parameters learn, and put every batch norm into its mode.
+
+        Statistics of layers that do not learn stay frozen whatever `batch_norm` says.
+        """
+        self.requires_grad_(trained == "all")
+        self.head.requires_grad_(True)
+        if trained == "last":
+            self.trunk.last_stage.requires_grad_(True)
+        self.eval()
+        for module in self.modules():
+            learns = any(p.requires_grad for p in module.parameters(recurse=False))
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.train(batch_norm == "trained" and learns)
+
+    @torch.inference_mode()
+    def extract(
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        *,
+        longest_side: int | None = None,
+        batch: int = 16,
+    ) -> list[Features]:
+        """Features of one or many images: paths, folders, PIL images, arrays, tensors; any sizes.
+
+        Images are resized to `longest_side` network pixels (default: the model's own) and batched
+        with those of the same size, so nothing is padded and a batch gives what one image gives.
+        """
+        side = longest_side or self.config.longest_side
+        if side < 2 * self.stride:
+            raise ValueError(f"longest_side {side} is too small; use at least {2 * self.stride}")
+        if batch < 1:
+            raise ValueError(f"batch is {batch}; use at least 1")
+        found: dict[int, Features] = {}
+        waiting: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
+        for index, image in enumerate(_each_image(images)):
+            pixels, frame = prepare(image, longest_side=side, multiple=self.stride)
+            name = str(image) if isinstance(image, str | Path) else ""
+            group = waiting.setdefault(frame.network, [])
+            group.append((index, pixels, frame, name))
+            if len(group) == batch:
+                found.update(self._extract_group(waiting.pop(frame.network)))
+        for group in waiting.values():
+            found.update(self._extract_group(group))
+        return [found[index] for index in sorted(found)]
+
+    def _extract_group(
+        self, group: list[tuple[int, Tensor, Frame, str]]
+    ) -> Iterator[tuple[int, Features]]:
+        device = self.head.weight.device
+        stack = torch.stack([pixels for _, pixels, _, _ in group]).to(device).float() / 255
+        safe = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        with torch.autocast(device.type, torch.bfloat16, enabled=safe):
+            maps, lower = self.forward_with_lower(stack)
+        for row, (index, _, frame, name) in enumerate(group):
+            yield (
+                index,
+                Features(
+                    descriptors=maps.descriptors[row].float(),
+                    uncertainty=maps.uncertainty[row].float(),
+                    lower=F.normalize(lower[row].float(), dim=0),
+                    frame=frame,
+                    stride=self.stride,
+                    name=name,
+                    reliability=self.reliability,
+                ),
+            )
+
+    def save_pretrained(self, folder: str | Path, *, int8: bool = False) -> None:
+        """Write model.json and model.safetensors; int8 stores filters in a quarter of the space."""
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: value.detach().cpu() for name, value in self.state_dict().items()}
+        state = quantise(state) if int8 else state
+        save_file({name: value.contiguous() for name, value in state.items()}, folder / WEIGHTS)
+        settings = {"config": to_dict(self.config), "sha256": file_hash(folder / WEIGHTS)}
+        (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+        if self.reliability is not None:
+            self.reliability.save(folder)
+        else:
+            (folder / RELIABILITY).unlink(missing_ok=True)  # of a model that was here before
+
+    @classmethod
+    def from_pretrained(
+        cls, source: str | Path | None = None, *, device: str | torch.device | None = None
+    ) -> DenseFeatures:
+        """A model in eval mode: one that ships (resnet50, vgg16), a folder, a run or a hub id.
+
+        The weights are checked against their hash; device: by default the best there is.
+        """
+        from safetensors.torch import load_file
+
+        where = choose_device(device)
+        folder = model_folder(source)
+        model = cls(read_settings(folder))
+        try:
+            model.load_state_dict(widen(load_file(folder / WEIGHTS)))
+        except RuntimeError as error:
+            raise ValueError(f"{folder}: weights and {SETTINGS} are of different models") from error
+        model.reliability = Reliability.load(folder)
+        return model.eval().to(where)
+
+
+def _lower_layer(config: ModelConfig, taps: list[str]) -> str:
+    """The layer that matching adds: the paper's, or the one that was asked for."""
+    if config.lower == "auto":
+        layers = {"resnet50": "res4c", "vgg16": "pool4", "vgg16-conv5": "pool4", "small": "conv4"}
+        return layers.get(config.trunk, taps[-2])
+    if config.lower not in taps:
+        known = ", ".join(taps)
+        raise ValueError(
+            f"{config.trunk} has no layer {config.lower!r}; choose auto or one of {known}"
+        )
+    return config.lower
+
+
+def _each_image(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
+    """Single images, sequences of them, and the images of folders."""
+    items = images if isinstance(images, list | tuple) else [images]
+    for item in items:
+        if isinstance(item, str | Path) and Path(item).is_dir():
+            paths = sorted(p for p in Path(item).rglob("*") if p.suffix.lower() in EXTENSIONS)
+            if not paths:
+                raise ImageError(f"no images under {item} (looked for {' '.join(EXTENSIONS)})")
+            yield from paths
+        else:
+            yield item  # type: ignore[misc]
+
+
+def _start_sigma_near_one(head: nn.Conv2d, floor: float) -> None:
+    """Small weights, and a bias with softplus(bias) + floor = 1: training starts at sigma ~ 1."""
+    assert head.bias is not None
+    with torch.no_grad():
+        head.weight[-1].mul_(0.1)
+        head.bias[-1] = math.log(math.expm1(1.0 - floor))

@@ -1,0 +1,131 @@
+"""From what a match looks like to the probability that it is right.
+
+A logistic model of four signs: similarity, peak margin, round trip and the confidence of the two
+places. Fitting needs pairs with known answers and lives in `surefeat.eval.reliability`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FILE = "reliability.json"
+"""Its name beside the weights in a model folder."""
+
+SIGNS = ("score", "margin", "round_trip", "confidence")
+
+# Added to the round trip before the logarithm, in longer sides: below a cell it says nothing more.
+_ROUND_TRIP_FLOOR = 0.01
+
+_FORMAT = "surefeat-reliability-1"
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """p(right) = sigmoid(weights . (signs - mean) / scale + bias), and what it was fitted on."""
+
+    weights: tuple[float, ...]
+    """Of the signs, in the order of SIGNS."""
+    bias: float
+    mean: tuple[float, ...]
+    """Of the signs where it was fitted."""
+    scale: tuple[float, ...]
+    """Their standard deviation there."""
+    voting: bool
+    """Whether the matches it was fitted on used voting: margins differ without it."""
+    right_within: float
+    """A match counts as right up to this distance, in longer sides of image 1."""
+    fitted_on: str
+    """The pairs, in words."""
+    matches: int
+    """How many matches those pairs gave."""
+    weights_sha256: str = ""
+    """The model whose features were matched."""
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(SIGNS) for row in (self.weights, self.mean, self.scale)):
+            raise ValueError(f"weights, mean and scale must have one number each for {SIGNS}")
+
+    def predict(
+        self, score: Tensor, margin: Tensor, round_trip: Tensor, confidence: Tensor
+    ) -> Tensor:
+        """Probabilities (N,), from (N,) each; round_trip in longer sides of image 0."""
+        table = signs(score, margin, round_trip, confidence)
+        rows = (self.weights, self.mean, self.scale)
+        weights, mean, scale = (table.new_tensor(row) for row in rows)
+        return torch.sigmoid((table - mean) / scale @ weights + self.bias)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Reliability:
+        """Inverse of to_dict, from JSON."""
+        rows = {k: tuple(map(float, values[k])) for k in ("weights", "mean", "scale")}
+        return Reliability(**{**values, **rows})
+
+    def save(self, folder: str | Path) -> None:
+        """Write reliability.json into a model folder, whole or not at all."""
+        path = Path(folder) / FILE
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps({"format": _FORMAT, **self.to_dict()}, indent=2) + "\n")
+        part.replace(path)
+
+    @staticmethod
+    def load(folder: str | Path) -> Reliability | None:
+        """Read what `save` wrote; None where the folder has none."""
+        path = Path(folder) / FILE
+        if not path.is_file():
+            return None
+        fault = f"{path} is not what Reliability.save writes; delete it or fit it again"
+        try:
+            values = json.loads(path.read_text())
+            known = {item.name for item in fields(Reliability)}
+            if values.pop("format", None) != _FORMAT or set(values) - known:
+                raise ValueError(fault)
+            return Reliability.from_dict(values)
+        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(fault) from error
+
+
+def signs(score: Tensor, margin: Tensor, round_trip: Tensor, confidence: Tensor) -> Tensor:
+    """(N, 4): what the model looks at. Round trip and confidence count by their logarithms,
+    because both spread over orders of magnitude."""
+    trip = (round_trip + _ROUND_TRIP_FLOOR).log()
+    return torch.stack([score, margin, trip, confidence.log()], dim=-1)
+
+
+# Below this 1/sigma the closed form of the log-normaliser loses digits and its series takes over.
+_SERIES = 1e-3
+
+
+def log_normaliser(inverse_sigma: Tensor) -> Tensor:
+    """log((1 - exp(-b)) / b) for b = 1/sigma > 0, any shape; stable from b = 1e-6 to 1e6.
+
+    It is log C(sigma) - 1/sigma with the paper's C(sigma) = sigma (exp(1/sigma) - 1).
+    """
+    small = inverse_sigma < _SERIES
+    # Both branches must stay finite for the gradient of torch.where.
+    b = torch.where(small, torch.ones_like(inverse_sigma), inverse_sigma)
+    series = torch.where(small, inverse_sigma, torch.zeros_like(inverse_sigma))
+    exact = torch.log(-torch.expm1(-b) / b)
+    return torch.where(small, -series / 2 + series.square() / 24, exact)
+
+
+def negative_log_density(loss: Tensor, sigma: Tensor) -> Tensor:
+    """-log p(s | y, sigma) of the matching loss l in [0, 1] (paper, eq. 4); float32 or better."""
+    inverse = sigma.reciprocal()
+    return loss * inverse + log_normaliser(inverse)
+
+
+def mean_predicted_loss(sigma: Tensor) -> Tensor:
+    """The matching loss that sigma predicts: m = sigma - 1/(exp(1/sigma) - 1), in (0, 1/2)."""
+    b = sigma.reciprocal()
+    safe = b.clamp_min(1e-2)
+    return torch.where(b < 1e-2, 0.5 - b / 12, safe.reciprocal() - torch.expm1(safe).reciprocal())

@@ -1,0 +1,124 @@
+"""Initial weights: downloaded, from a file, or none. Never silently random, never a pickle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from surefeat.model.trunks import Timm, Trunk
+
+_SCALE = ".int8_scale"
+
+
+def load_initial(trunk: Trunk, init: str | Path, *, name: str) -> None:
+    """Fill a trunk with `imagenet` weights (downloaded), a file's, or leave it random with `none`.
+
+    A file is safetensors or a state dict, which is read without executing pickles. Tensors beyond
+    the trunk (a classifier) are ignored; a missing or ill-fitting one is an error.
+    """
+    if str(init) == "none":
+        return
+    state = _downloaded(name) if str(init) == "imagenet" else read_weights(Path(init))
+    wanted = trunk.state_dict()
+    needed = [key for key in wanted if not key.endswith("num_batches_tracked")]
+    missing = [key for key in needed if key not in state]
+    if missing:
+        raise ValueError(
+            f"{init}: {len(missing)} of {len(wanted)} tensors of {name} are missing, first "
+            f"{missing[0]!r}; pass weights of {name} with torchvision's names, or --init none"
+        )
+    for key, value in wanted.items():
+        if key in state and state[key].shape != value.shape:
+            raise ValueError(
+                f"{init}: {key} is {tuple(state[key].shape)}, {name} needs {tuple(value.shape)}; "
+                f"pass weights of {name}, or --init none"
+            )
+    trunk.load_state_dict({k: v.float() for k, v in state.items() if k in wanted}, strict=False)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors of a .safetensors file or of a torch state dict, without executing pickles."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}; pass --init FILE, imagenet or none")
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path}: not a safetensors file ({error}); copy it anew") from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{path}: not a safetensors file or plain state dict ({error})") from error
+    state = state.get("state_dict", state) if isinstance(state, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ValueError(f"{path}: holds no state dict of tensors; save model.state_dict()")
+    return state
+
+
+def stride_in_1x1_of(path: Path) -> bool | None:
+    """Whether a safetensors file says its ResNet has the stride in the 1x1 (v1); None = silent."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("architecture", "")
+    except SafetensorError:
+        return None  # reading the weights says what is wrong
+    return ("v1:" in text or "stride in the first 1x1" in text) if "ResNet" in text else None
+
+
+def _downloaded(name: str) -> dict[str, Tensor]:
+    """torchvision's (or timm's) own ImageNet weights; needs the network once."""
+    try:
+        if name.startswith("timm:"):
+            return Timm(name.removeprefix("timm:"), pretrained=True).state_dict()
+        import torchvision.models as zoo
+
+        found = {"resnet50": zoo.ResNet50_Weights.IMAGENET1K_V1,
+                 "vgg16": zoo.VGG16_Weights.IMAGENET1K_V1,
+                 "vgg16-conv5": zoo.VGG16_Weights.IMAGENET1K_V1}  # fmt: skip
+        if name not in found:
+            raise ValueError(f"there are no ImageNet weights for {name}; pass --init none or FILE")
+        state: dict[str, Tensor] = found[name].get_state_dict(check_hash=True)
+        return state
+    except OSError as error:
+        raise OSError(
+            f"could not download the ImageNet weights of {name} ({error}); "
+            "pass --init FILE with a copy, or --init none to start from random weights"
+        ) from error
+
+
+def quantise(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Filters as int8 with one scale per output channel; everything else as it is.
+
+    A quarter of the size; the error of a weight is at most 1/254 of its filter's largest.
+    """
+    stored: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if value.ndim < 2 or not value.is_floating_point():
+            stored[name] = value
+            continue
+        scale = value.flatten(1).abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+        stored[name] = (value / scale.view(-1, *[1] * (value.ndim - 1))).round().to(torch.int8)
+        stored[name + _SCALE] = scale.float()
+    return stored
+
+
+def widen(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Inverse of quantise; tensors that were not quantised come back in float32."""
+    state: dict[str, Tensor] = {}
+    for name, value in stored.items():
+        if name.endswith(_SCALE):
+            continue
+        scale = stored.get(name + _SCALE)
+        if scale is not None:
+            value = value.float() * scale.view(-1, *[1] * (value.ndim - 1))
+        state[name] = value.float() if value.is_floating_point() else value
+    return state

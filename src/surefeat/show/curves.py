@@ -1,0 +1,279 @@
+"""Figures of numbers: the loss surface, training curves and the label-free check.
+
+Figures of few-shot results: the paper's curves over the number of annotated images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from surefeat.learn.selfcheck import SelfCheck
+from surefeat.measure.tables import CONTROL, FEWSHOT_PUBLISHED, TITLES, sizes_of
+from surefeat.model.probability import mean_predicted_loss, negative_log_density
+from surefeat.show.style import FAINT, GREY, MAP, MINUS, PALETTE, SIGMA, STYLE, new_figure
+
+try:
+    from matplotlib import colormaps, rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.colors import BoundaryNorm
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+except ImportError as error:
+    raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
+
+try:
+    from matplotlib import rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
+
+Row = Mapping[str, Any]
+
+_CUTS = (0.2, 0.5, 0.7, 0.9, 0.99)
+
+_LEVELS = (-4, -3, -2, -1, 0, 1, 2, 4, 8, 16, 32, 64)
+
+
+@rc_context(STYLE)
+def loss_surface(*, sigma: tuple[float, float] = (0.005, 5.0), steps: int = 200) -> Figure:
+    """The paper's figure 3: -log p of a matching pair over its score and its uncertainty."""
+    figure = new_figure(
+        4.0, "What a matching pair costs. Left: over its score and uncertainty; the orange curve "
+        "is the uncertainty that costs least at each score. Below a score of 1/2 there is none: the"
+        f" larger {SIGMA}, the less it costs, down to 0. Right: at five scores, minima marked."
+    )  # fmt: skip
+    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    scores = torch.linspace(0, 1, steps)
+    sigmas = torch.logspace(math.log10(sigma[0]), math.log10(sigma[1]), steps)
+    cost = negative_log_density(1 - scores[None], sigmas[:, None])
+    norm = BoundaryNorm(_LEVELS, colormaps[MAP].N, extend="both")
+    filled = left.contourf(scores, sigmas, cost, _LEVELS, norm=norm, cmap=MAP, extend="both")
+    left.contour(scores, sigmas, cost, [0], colors="white", linewidths=1, linestyles="--")
+    # At the optimum the predicted mean loss equals the actual one, so the curve needs no solver.
+    best = 1 - mean_predicted_loss(sigmas)
+    left.plot(best, sigmas, color="#ff9f1c", linewidth=2.6, label=f"optimal {SIGMA}")
+    left.plot([], [], "--", color="white", linewidth=1, label="cost 0")
+    left.legend(loc="upper left", labelcolor="white")
+    left.grid(visible=False)
+    left.set(yscale="log", xlabel="score s", ylabel=f"uncertainty {SIGMA}", ylim=sigma)
+    left.set_title(f"{MINUS}log p(s | match, {SIGMA})")
+    figure.colorbar(filled, ax=left, ticks=_LEVELS, label=f"{MINUS}log p, nats", pad=0.02)
+    colours = colormaps[MAP](torch.linspace(0.88, 0, len(_CUTS)).numpy())
+    for colour, score in zip(colours, _CUTS, strict=True):
+        curve = negative_log_density(torch.full_like(sigmas, 1 - score), sigmas)
+        right.plot(sigmas, curve, color=colour, label=f"s = {score:g}")
+        if 0 < (lowest := int(curve.argmin())) < steps - 1:
+            right.plot(sigmas[lowest], curve[lowest], "o", color=colour, markersize=6)
+    right.set(xscale="log", ylim=(-4, 6), xlabel=f"uncertainty {SIGMA}", title="at five scores")
+    right.set(ylabel=f"{MINUS}log p, nats", xlim=sigma)
+    right.legend(loc="upper right")
+    for axis in (left.yaxis, right.xaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter("{x:g}")
+    return figure
+
+
+@rc_context(STYLE)
+def training_curves(rows: Sequence[Row]) -> Figure:
+    """The lines of metrics.jsonl over steps; panels whose values were not logged are left out."""
+    if not rows:
+        raise ValueError("no metrics to draw; the run has not logged a line yet (train.log_every)")
+    panels = [panel for panel in _PANELS if any(name in row for row in rows for name in panel[2])]
+    columns = min(3, len(panels))
+    depth = math.ceil(len(panels) / columns)
+    figure = new_figure(2.45 * depth, _TRAINING)
+    axes = list(figure.subplots(depth, columns, squeeze=False, sharex=True).flat)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (title, unit, names) in zip(axes, panels, strict=False):
+        _curves(axis, rows, names)
+        axis.set(title=title, ylabel=unit)
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    for axis in axes[max(0, len(panels) - columns) : len(panels)]:
+        axis.set_xlabel("step")
+        axis.tick_params(labelbottom=True)
+    return figure
+
+
+_TRAINING = (
+    "Training. Loss, scores, dead positives (matches with a negative inner product, which learn "
+    f"nothing) and speed are means since the line before; {SIGMA} and the check are of that step."
+)
+
+# Title, unit, and the logged names with what the legend calls them.
+_PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("Loss", "nats", {"loss": ""}),
+    ("Scores", "mean score", {"positive": "matches", "negative": "hardest non-matches"}),
+    (f"Uncertainty {SIGMA}", f"{SIGMA}, log scale", {
+        "sigma_p50": "median", "sigma_p10": "", "sigma_p90": "",
+    }),
+    ("Dead positives", "% of matches", {"dead": ""}),
+    ("Speed", "pairs / s", {"pairs_per_s": ""}),
+    ("Label-free check", "share", {
+        "accuracy@0.1": "within 10 %", "accuracy@0.05": "within 5 %",
+        "accuracy@0.025": "within 2.5 %", "auroc": "AUROC",
+    }),
+)  # fmt: skip
+
+
+def _curves(axis: Axes, rows: Sequence[Row], names: Mapping[str, str]) -> None:
+    for number, (name, label) in enumerate(names.items()):
+        if name in ("sigma_p10", "sigma_p90"):
+            continue
+        found = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        if not found:
+            continue
+        steps, values = zip(*found, strict=True)
+        share = [100 * value for value in values] if name == "dead" else values
+        marker = "o" if len(found) < 25 else None
+        axis.plot(
+            steps, share, color=PALETTE[number], label=label or None, marker=marker, markersize=3
+        )
+    if "sigma_p50" in names:
+        band = [row for row in rows if "sigma_p10" in row and "sigma_p90" in row]
+        axis.fill_between(
+            [row["step"] for row in band], [row["sigma_p10"] for row in band],
+            [row["sigma_p90"] for row in band], color=PALETTE[0], alpha=0.18, linewidth=0,
+            label="10th to 90th percentile",
+        )  # fmt: skip
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter("{x:g}")
+    elif "loss" not in names:
+        axis.set_ylim(bottom=0)
+    if "auroc" in names:
+        axis.set(ylim=(0, 1.42), yticks=[0, 0.25, 0.5, 0.75, 1])
+        axis.legend(fontsize=8, ncols=2, loc="upper left", columnspacing=1)
+    elif any(names.values()):
+        axis.legend(fontsize=8)
+
+
+@rc_context(STYLE)
+def selfcheck_figure(check: SelfCheck | Mapping[str, Any]) -> Figure:
+    """The label-free check (or its dictionary, as in summary.json): right, known, calibrated."""
+    given = check.to_dict() if isinstance(check, SelfCheck) else dict(check)
+    # JSON has no NaN: what could not be computed comes back as null.
+    values = {name: math.nan if value is None else value for name, value in given.items()}
+    figure = new_figure(
+        1.9, "The label-free check on held-out images: which share of matches under fresh warps is "
+        "right, how well a number tells right from wrong ones, and predicted against actual loss "
+        "(the gap is their mean difference at equal confidence)."
+    )  # fmt: skip
+    accuracy, ranking, loss = figure.subplots(1, 3)
+    right = {f"{100 * float(k[9:]):g} % of the side": v for k, v in values.items() if "@" in k}
+    _bars(accuracy, right, title="Right matches, within", most=1.0)
+    _bars(
+        ranking, {"confidence": values["auroc"], "score": values["auroc_score"]},
+        title="AUROC, right against wrong", most=1.0,
+    )  # fmt: skip
+    ranking.axvline(0.5, color=GREY, linewidth=1, linestyle="--")
+    ranking.set_xticks([0.5], ["chance"])
+    losses = {"predicted": values["predicted_loss"], "actual": values["actual_loss"]}
+    gap = values["calibration_error"]
+    title = "Loss of true matches" + ("" if math.isnan(gap) else f" (gap {gap:.3f})")
+    _bars(loss, losses, title=title, most=max(0.5, *losses.values()))
+    return figure
+
+
+@rc_context(STYLE)
+def calibration_curve(
+    predicted: Sequence[float | None], actual: Sequence[float | None], count: Sequence[int]
+) -> Figure:
+    """Share of right matches over their predicted probability, by bin; None for an empty bin."""
+    figure = new_figure(
+        3.0, "Predicted probability of matches against the share that is right; the area of a dot "
+        "is the number of matches in its bin.", width=3.6,
+    )  # fmt: skip
+    axis = figure.subplots()
+    rows = [
+        (p, a, n) for p, a, n in zip(predicted, actual, count, strict=True) if p is not None and n
+    ]
+    axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
+    xs, ys, sizes = zip(*rows, strict=True)
+    axis.plot(xs, ys, color=PALETTE[0])
+    most = max(sizes)
+    axis.scatter(xs, ys, s=[20 + 160 * n / most for n in sizes], color=PALETTE[0], zorder=3)
+    axis.set(xlabel="predicted probability", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
+    return figure
+
+
+def _bars(axis: Axes, values: Mapping[str, float], *, title: str, most: float) -> None:
+    """Horizontal bars with their values; what could not be computed says so."""
+    names = list(values)
+    known = [0.0 if math.isnan(value) else value for value in values.values()]
+    axis.barh(names, [most] * len(names), color=FAINT, height=0.62)
+    axis.barh(names, known, color=PALETTE[0], height=0.62)
+    for name, value in values.items():
+        text = "not defined" if math.isnan(value) else f"{value:.3f}"
+        axis.annotate(text, (most, name), (5, 0), textcoords="offset points", va="center",
+                      fontsize=8.5, annotation_clip=False)  # fmt: skip
+    axis.set(title=title, xlim=(0, most))
+    axis.invert_yaxis()
+    axis.grid(visible=False)
+    axis.tick_params(length=0)
+    axis.spines[["left", "bottom"]].set_visible(False)
+    axis.set_xticks([])
+
+
+Result = dict[str, Any]
+
+
+@rc_context(STYLE)
+def fewshot_figure(results: Sequence[Result]) -> Figure:
+    """PCK area and PCK@0.1 over images per class, a curve per row, and PCK over alpha."""
+    if not results:
+        raise ValueError("there are no results to draw; write some with surefeat evaluate pascal3d")
+    sizes = list(dict.fromkeys(size for result in results for size in sizes_of(result)))
+    seeds = len({each["seed"] for each in results[0]["rounds"]})
+    figure = new_figure(
+        3.9, f"Keypoints from a handful of labels, Pascal3D {results[0]['split']}: mean over "
+        f"classes and {seeds} seeds, bands are one standard deviation over the seeds. Left and "
+        "middle: over annotated images per class. Right: over the distance that counts as right, "
+        f"in longer sides of the box, with {sizes[-1]} images per class. Grey: the mean place in "
+        "the box, without looking. Star: what the paper prints."
+    )  # fmt: skip
+    axes = figure.subplots(1, 3)
+    for number, result in enumerate(results):
+        title = TITLES.get(result["row"], result["row"])
+        look = {"color": PALETTE[number % len(PALETTE)], "label": title}
+        _draw(axes, result, sizes, "", look)
+        known = FEWSHOT_PUBLISHED.get(result["row"], {}) if result["split"] == "val" else {}
+        for place, size in enumerate(sizes):
+            value = known.get(f"pck@0.1 bbox, {size} per class")
+            if value is not None:
+                star = look | {"label": f"{title}, published"}
+                axes[1].plot([place], [value], linestyle="", marker="*", markersize=9, **star)
+    _draw(axes, results[0], sizes, f"{CONTROL} ", {"color": GREY, "label": CONTROL, "ls": "--"})
+    for axis, title in zip(axes[:2], ("PCK area", "PCK@0.1, percent"), strict=True):
+        axis.set(title=title, xlabel="annotated images per class")
+        axis.set_xticks(range(len(sizes)), sizes)
+    title = f"PCK, percent, {sizes[-1]} images per class"
+    axes[2].set(title=title, xlabel="alpha", xlim=(0, 0.5), ylim=(0, 100))
+    handles, labels = axes[1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)))
+    return figure
+
+
+def _draw(
+    axes: Sequence[Axes], result: Result, sizes: list[str], prefix: str, look: dict[str, Any]
+) -> None:
+    own = [size for size in sizes if size in sizes_of(result)]
+    places = [sizes.index(size) for size in own]
+    for axis, measure in zip(axes[:2], ("pck area bbox", "pck@0.1 bbox"), strict=True):
+        names = [f"{prefix}{measure}, {size} per class" for size in own]
+        means = [result["metrics"][name] for name in names]
+        spread = [result["metrics"].get(f"{name}, sd over seeds") or 0.0 for name in names]
+        axis.plot(places, means, marker="o", markersize=3.5, **look)
+        low = [mean - each for mean, each in zip(means, spread, strict=True)]
+        high = [mean + each for mean, each in zip(means, spread, strict=True)]
+        axis.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    curve = result["pck_curves"].get(f"{prefix}{sizes[-1]} per class")
+    if curve:
+        axes[2].plot(result["pck_curves"]["alpha"], [100 * share for share in curve], **look)

@@ -1,0 +1,235 @@
+"""Figures to look at: each function returns a matplotlib Figure and shows nothing.
+
+Pictures are drawn in original pixels, pixel centres at integers. A figure's label says in a
+sentence what it shows; reports print it below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from surefeat.core.geometry import Frame
+from surefeat.core.image import ImageLike
+from surefeat.learn.warp import Views
+from surefeat.model.features import Features
+from surefeat.show.style import (
+    INK,
+    MAP,
+    PALETTE,
+    SIGMA,
+    SIGNED,
+    STYLE,
+    WIDTH,
+    new_figure,
+    pairs_of_tiles,
+    picture,
+    short_name,
+    show,
+    small_title,
+    spread,
+)
+
+try:
+    from matplotlib import rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.patheffects import withStroke
+except ImportError as error:
+    raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
+
+
+@rc_context(STYLE)
+def views_sheet(
+    views: Views, points0: Tensor, points1: Tensor, *, pairs: int = 6, points: int = 7
+) -> Figure:
+    """Warped views side by side; points (B, N, 2), view pixels, correspond row by row.
+
+    `points` of them, well spread and at most 8, are marked, each in one colour in both views.
+    """
+    count = min(pairs, len(views.view0))
+    if not count:
+        raise ValueError("no views to draw; pass at least one image")
+    figure, axes = pairs_of_tiles(
+        [1.0] * count, label="Two random views of each image; one colour marks one place in both.",
+    )  # fmt: skip
+    side = views.view0.shape[-1]
+    edge = [withStroke(linewidth=2.6, foreground=INK)]
+    for row in range(count):
+        both = torch.cat([points0[row], points1[row]], dim=-1).cpu()
+        chosen = _far_apart(both, min(points, len(PALETTE)), side=side)
+        for i, (view, places) in enumerate([(views.view0, points0), (views.view1, points1)]):
+            axis = axes[row][i]
+            show(axis, view[row].clamp(0, 1), Frame((side, side), (side, side)))
+            small_title(axis, f"image {row + 1}, view {i}")
+            x, y = places[row].cpu()[chosen].T.numpy()
+            axis.scatter(
+                x, y, c=PALETTE[: len(chosen)], s=36, edgecolors="white", linewidths=1.2,
+                path_effects=edge, clip_on=False,
+            )  # fmt: skip
+    return figure
+
+
+def _far_apart(both: Tensor, count: int, *, side: int) -> list[int]:
+    """Rows of (N, 4), points in both views, that lie far from each other and from the edges."""
+    shown = ((both > 0.06 * side) & (both < 0.94 * side)).all(-1)
+    allowed = shown if shown.any() else torch.ones_like(shown)
+    distance = torch.where(allowed, torch.inf, -1.0)
+    chosen: list[int] = []
+    for _ in range(min(count, int(allowed.sum()))):
+        chosen.append(int(distance.argmax()))
+        distance = torch.minimum(distance, (both - both[chosen[-1]])[:, :2].norm(dim=-1))
+    return chosen
+
+
+@rc_context(STYLE)
+def confidence_map(
+    features: Features | Sequence[Features], images: ImageLike | Sequence[ImageLike]
+) -> Figure:
+    """Each image beside its confidence 1/sigma, in original pixels, on one scale for all."""
+    found = _together(features, images)
+    figure, axes = pairs_of_tiles(
+        [_aspect(frame) for _, _, frame in found],
+        label=f"Confidence 1/{SIGMA} of the descriptors: bright where they can be trusted.",
+    )  # fmt: skip
+    # Sigma is read between cells, then inverted, as Features.confidence_at does.
+    sigmas = [spread(each.uncertainty[None], each, frame)[0] for each, _, frame in found]
+    maps = [sigma.reciprocal() for sigma in sigmas]
+    scale = _limits(torch.cat([values.flatten() for values in maps]))
+    for number, ((each, pixels, frame), confidence) in enumerate(zip(found, maps, strict=True)):
+        plain, over = axes[number]
+        show(plain, pixels, frame)
+        small_title(plain, short_name(each, number))
+        show(over, pixels.float().mean(0), frame, cmap="gray", vmin=0, vmax=255)
+        show(over, confidence, frame, cmap=MAP, norm=scale, alpha=0.7)
+        small_title(over, "confidence")
+    _bar(figure, figure.axes, norm=scale, cmap=MAP, label=f"confidence 1/{SIGMA}")
+    return figure
+
+
+def _bar(figure: Figure, axes: list[Axes], *, norm: Normalize, cmap: str, label: str) -> None:
+    """One colour bar for all axes."""
+    scale = ScalarMappable(norm=norm, cmap=cmap)
+    figure.colorbar(scale, ax=axes, shrink=0.85, aspect=32, pad=0.01, label=label, panchor=False)
+
+
+def _limits(values: Tensor) -> Normalize:
+    """A colour scale that a few extreme values do not stretch."""
+    sorted_values = values.flatten().sort().values
+    last = len(sorted_values) - 1
+    low, high = (sorted_values[round(share * last)].item() for share in (0.01, 0.99))
+    return Normalize(low, high if high > low else low + 1e-6 + abs(low) * 1e-3)
+
+
+@rc_context(STYLE)
+def channels(features: Features, image: ImageLike, *, top: int = 8) -> Figure:
+    """The image and the responses of the channels that vary most over it, in [-1, 1]."""
+    ((each, pixels, frame),) = _together(features, image)
+    top = min(top, len(each.descriptors))
+    chosen = each.descriptors.flatten(1).float().std(dim=1).argsort(descending=True)[:top].tolist()
+    columns, aspect = math.ceil(top / 2), _aspect(frame)
+    side = WIDTH / (columns + 2)
+    figure = new_figure(
+        2 * (side * min(aspect, 1.5) + 0.3),
+        "Responses of the channels that vary most over the image: red positive, blue negative.",
+    )
+    grid = figure.add_gridspec(2, columns + 2)
+    plain = figure.add_subplot(grid[:, :2])
+    show(plain, pixels, frame)
+    small_title(plain, short_name(each, 0))
+    responses = spread(each.descriptors[chosen], each, frame)
+    most = responses.abs().max().item()
+    axes, scale = [plain], Normalize(-most, most)
+    for number, (channel, response) in enumerate(zip(chosen, responses, strict=True)):
+        axis = figure.add_subplot(grid[number // columns, 2 + number % columns])
+        show(axis, response, frame, cmap=SIGNED, norm=scale)
+        small_title(axis, f"channel {channel}")
+        axes.append(axis)
+    for axis in axes:
+        axis.set_axis_off()
+        axis.set_anchor("N")
+    _bar(figure, axes, norm=scale, cmap=SIGNED, label="response")
+    return figure
+
+
+@rc_context(STYLE)
+def pca(
+    features: Features | Sequence[Features],
+    images: ImageLike | Sequence[ImageLike],
+    *,
+    weighted: bool = False,
+) -> Figure:
+    """Each image beside its descriptors' three main directions as red, green and blue.
+
+    One basis for all images, so that a colour means the same everywhere. weighted: confident cells
+    choose the basis, and colours fade to white where confidence is low.
+    """
+    found = _together(features, images)
+    colours = pca_colours([each for each, _, _ in found], weighted=weighted)
+    figure, axes = pairs_of_tiles(
+        [_aspect(frame) for _, _, frame in found],
+        label="Main directions of the descriptors as colours, shared by all images: "
+        "equal colours mean similar descriptors."
+        + (" Pale where confidence is low." if weighted else ""),
+    )  # fmt: skip
+    for number, ((each, pixels, frame), colour) in enumerate(zip(found, colours, strict=True)):
+        plain, other = axes[number]
+        show(plain, pixels, frame)
+        small_title(plain, short_name(each, number))
+        show(other, spread(colour, each, frame).clamp(0, 1), frame)
+        small_title(other, "descriptors")
+    return figure
+
+
+def pca_colours(features: Sequence[Features], *, weighted: bool = False) -> list[Tensor]:
+    """Colours in [0, 1] (3, h, w) for each image's cells; same basis and scale for all images."""
+    rows = torch.cat([each.descriptors.flatten(1).T.double().cpu() for each in features])
+    confidence = torch.cat([each.confidence.flatten().double().cpu() for each in features])
+    weights = confidence if weighted else torch.ones_like(confidence)
+    weights = weights / weights.sum()
+    centred = rows - weights @ rows
+    covariance = centred.T @ (weights[:, None] * centred)
+    directions = torch.linalg.eigh(covariance).eigenvectors.flip(-1)[:, :3]
+    # An eigenvector's sign is arbitrary: fixed, a figure is the same each time it is drawn.
+    largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
+    values = centred @ (directions * largest.sign())
+    low, high = (values.quantile(share, dim=0) for share in (0.02, 0.98))
+    # A direction without any variation must not blow its rounding errors up into colours.
+    span = (high - low).clamp_min(1e-3 * (high - low).max().item() + 1e-9)
+    colours = ((values - (low + high) / 2) / span + 0.5).clamp(0, 1)
+    if weighted:
+        share = (confidence / confidence.quantile(0.95)).clamp(0, 1)[:, None]
+        colours = 1 - share * (1 - colours)
+    shapes = [each.uncertainty.shape for each in features]
+    parts = colours.float().split([shape.numel() for shape in shapes])
+    return [part.T.reshape(3, *shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _together(
+    features: Features | Sequence[Features], images: ImageLike | Sequence[ImageLike]
+) -> list[tuple[Features, Tensor, Frame]]:
+    """Features, pixels and Frame of each image; what does not belong together is refused."""
+    several = [features] if isinstance(features, Features) else list(features)
+    pictures: list[ImageLike] = list(images) if isinstance(images, list | tuple) else [images]  # type: ignore[list-item]
+    if len(several) != len(pictures) or not several:
+        raise ValueError(
+            f"{len(several)} features and {len(pictures)} images; pass one image for each Features"
+        )
+    here = [each.to("cpu") for each in several]
+    found = [(each, *picture(image)) for each, image in zip(here, pictures, strict=True)]
+    for each, _, frame in found:
+        if each.frame.original != frame.original:
+            raise ValueError(
+                f"features of a {each.frame.original} image, but the image is {frame.original} "
+                "(height, width); pass the image they were extracted from"
+            )
+    return found
+
+
+def _aspect(frame: Frame) -> float:
+    return frame.original[0] / frame.original[1]

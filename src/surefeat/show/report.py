@@ -1,0 +1,258 @@
+"""RUN/report.html: what a run learned, from what, with which settings, and how it looks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefeat.core.files import to_dict
+from surefeat.core.image import EXTENSIONS, ImageError, ImageLike, load, resize
+from surefeat.learn.config import Config
+from surefeat.learn.runs import Run
+from surefeat.learn.warp import Views, corresponding_points, draw, two_views
+from surefeat.model.network import DenseFeatures
+from surefeat.show.curves import loss_surface, selfcheck_figure, training_curves
+from surefeat.show.features import channels, confidence_map, pca, views_sheet
+from surefeat.show.page import Number, Section, write_page
+
+__all__ = ["Number", "Section", "write_page", "write_report"]
+
+Example = tuple[str, Tensor]
+
+_EXAMPLES, _SKIPPED_SHOWN, _POINTS = 6, 50, 64
+
+# Keeps a number and its unit on one line.
+_SPACE = "\N{NO-BREAK SPACE}"
+
+_HINT = (
+    "No example images were given. Pass a few of your own to see the warped views they give rise "
+    "to, and what the model makes of them."
+)
+
+_CHECK = (
+    "Two fresh views of every held-out image were drawn and {points:,} points of the one matched "
+    "to the other by plain nearest neighbour. No labels are needed, because the warp is known. It "
+    "measures stability on your own photos; matching different objects of one kind is harder."
+)
+
+_LOSS = (
+    "The network predicts with every descriptor how far it can be trusted. A confident pair (small "
+    "uncertainty) pays little when its score is right and much when it is wrong; an unsure one "
+    "pays about nothing either way."
+)
+
+_VIEWS = (
+    "What the network learns from: two views per image, warped and recoloured at random with this "
+    "run's own settings, between which every point's partner is known."
+)
+
+_CONFIDENCE = (
+    "How far the network trusts its descriptors, place by place. Learned, not labelled: expect "
+    "high values on parts that look like nothing else, low ones on plain ground."
+)
+
+_FOOT = "Written by surefeat. This file needs nothing else: keep it, mail it, print it."
+
+
+def write_report(
+    run_folder: str | Path,
+    *,
+    images: Sequence[ImageLike] = (),
+    title: str | None = None,
+    extra: Sequence[Section] = (),
+    device: str | None = None,
+) -> Path:
+    """RUN/report.html: what was learned, from what, with which settings, and how it looks.
+
+    images: up to six examples (folders count as their images); without them those the run left in
+    RUN/examples, if any. extra: sections put before the settings. Unfinished runs work too.
+    """
+    run = Run.open(run_folder)
+    config, metrics = run.config(), run.metrics()
+    summary = _read_json(run.folder / "summary.json")
+    sections = [_summary(metrics, summary), *_check_section(summary)]
+    if metrics:
+        sections.append(Section("Training", figures=(training_curves(metrics),)))
+    sections += _looks(run, config, _examples(run, images), device=device)
+    if config.loss.kind == "probabilistic":
+        sections.append(Section("The loss", text=_LOSS, figures=(loss_surface(),)))
+    sections += [*extra, *_skipped(run), _settings(config), _environment(run)]
+    lead = f"What surefeat learned from {_image_count(run)}."
+    lead += "" if summary else " The run is not finished."
+    name = title or f"Run {run.folder.resolve().name}"
+    return write_page(run.folder / "report.html", name, sections, lead=lead, foot=_FOOT)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _examples(run: Run, images: Sequence[ImageLike]) -> list[Example]:
+    """The first few images, decoded, with the names they are shown under."""
+    left = run.folder / "examples"
+    given: Sequence[ImageLike] = images or ([left] if left.is_dir() else [])
+    found = (example for image in given for example in _decoded(image))
+    named = ((name or f"image {i + 1}", pixels) for i, (name, pixels) in enumerate(found))
+    return list(islice(named, _EXAMPLES))
+
+
+def _decoded(image: ImageLike) -> Iterator[Example]:
+    """An image, or those of a folder, which may hold unreadable ones: they are passed over."""
+    if not isinstance(image, str | Path):
+        yield "", load(image)
+    elif not Path(image).is_dir():
+        yield Path(image).name, load(image)
+    else:
+        for path in sorted(p for p in Path(image).rglob("*") if p.suffix.lower() in EXTENSIONS):
+            with suppress(ImageError):
+                yield path.name, load(path)
+
+
+def _image_count(run: Run) -> str:
+    about = _read_json(run.folder / "images.json")
+    if not about:
+        return "its images"
+    return f"{about['images']:,} images, with {about['held_out']:,} more held out to check on"
+
+
+def _summary(metrics: list[dict[str, Any]], summary: dict[str, Any]) -> Section:
+    last = metrics[-1] if metrics else {}
+    seconds = summary.get("seconds", sum(row.get("seconds", 0.0) for row in metrics))
+    numbers = [
+        Number("Steps", f"{summary.get('steps', last.get('step', 0)):,}", "Optimiser steps done."),
+        Number("Time", _duration(seconds), "Spent in the training loop, logging included."),
+    ]
+    if metrics:
+        speed = sorted(row["pairs_per_s"] for row in metrics)[len(metrics) // 2]
+        numbers += [
+            Number("Speed", f"{speed:,.0f} pairs/s", "Image pairs per second, median of the log."),
+            Number("Loss", f"{last['loss']:.3f}", "Last logged: mean over matches and hard "
+                   "non-matches; lower is better."),
+        ]  # fmt: skip
+    return Section("Summary", numbers=(*numbers, *_check_numbers(summary.get("self_check", {}))))
+
+
+def _check_section(summary: dict[str, Any]) -> list[Section]:
+    check = summary.get("self_check")
+    if not check:
+        return []
+    figure = selfcheck_figure(check)
+    return [
+        Section("Label-free check", text=_CHECK.format(points=check["points"]), figures=(figure,))
+    ]
+
+
+def _check_numbers(check: dict[str, Any]) -> list[Number]:
+    numbers = []
+    for key, value in check.items():
+        if key.startswith("accuracy@"):
+            share = f"{100 * float(key.removeprefix('accuracy@')):g}{_SPACE}%"
+            meaning = f"Matches under fresh warps that are right to {share} of the view's side."
+            numbers.append(Number(f"Right within {share}", f"{100 * value:.1f}{_SPACE}%", meaning))
+    told = {
+        "auroc": ("AUROC of confidence", "Chance that a right match is more confident than a wrong "
+                  "one: 0.5 is guessing, 1 is perfect."),
+        "auroc_score": ("AUROC of the score", "The same, ranked by the plain matching score."),
+        "calibration_error": ("Calibration gap", "Mean difference between the loss that confidence "
+                              "predicts and the actual one; 0 is perfect."),
+    }  # fmt: skip
+    for key, (name, meaning) in told.items():
+        if key in check:
+            value = check[key]
+            # JSON has null where all matches were right, or all wrong, or no confidence is there.
+            known = value is not None and not math.isnan(value)
+            numbers.append(Number(name, f"{value:.3f}" if known else "undefined", meaning))
+    return numbers
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _looks(
+    run: Run, config: Config, examples: list[Example], *, device: str | None
+) -> list[Section]:
+    """Example images: their warped views, and what the finished model makes of them."""
+    if not examples:
+        return [Section("Example images", text=_HINT)]
+    views, points0, points1 = _example_views([pixels for _, pixels in examples], config)
+    sheet = views_sheet(views, points0, points1)
+    sections = [Section("Warped views", text=_VIEWS, figures=(sheet,))]
+    if not (run.folder / "model").is_dir():
+        return sections
+    model = DenseFeatures.from_pretrained(run.folder, device=device)
+    names, images = [name for name, _ in examples], [pixels for _, pixels in examples]
+    found = model.extract(images)
+    features = [replace(each, name=name) for each, name in zip(found, names, strict=True)]
+    sure = config.loss.kind == "probabilistic"
+    if sure:
+        maps = confidence_map(features, images)
+        sections.append(Section("Confidence", text=_CONFIDENCE, figures=(maps,)))
+    responses = tuple(channels(features[i], images[i]) for i in range(min(2, len(images))))
+    sections.append(
+        Section("Descriptors", figures=(pca(features, images, weighted=sure), *responses))
+    )
+    return sections
+
+
+def _example_views(images: list[Tensor], config: Config) -> tuple[Views, Tensor, Tensor]:
+    """Views and corresponding points, drawn as in training, of the images that give any."""
+    side = config.data.side
+    canvas = torch.zeros(len(images), 3, side, side, dtype=torch.uint8)
+    sizes = torch.zeros(len(images), 2, dtype=torch.int32)
+    for row, image in enumerate(images):
+        scale = min(1.0, side / max(image.shape[1:]))
+        height, width = (max(1, round(length * scale)) for length in image.shape[1:])
+        canvas[row, :, :height, :width] = resize(image.cpu(), size=(height, width))
+        sizes[row] = torch.tensor([height, width])
+    generator = torch.Generator().manual_seed(config.train.seed)
+    draws = draw(len(images), points=_POINTS, generator=generator)
+    views = two_views(canvas, sizes, draws, config.warp, config.colour)
+    points0, points1, valid = corresponding_points(views, draws, count=_POINTS)
+    kept = Views(views.view0[valid], views.view1[valid], views.warp[valid])
+    return kept, points0[valid], points1[valid]
+
+
+def _skipped(run: Run) -> list[Section]:
+    file = run.folder / "skipped.txt"
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    if not lines:
+        return []
+    rows = [tuple(line.partition("\t")[::2]) for line in lines[:_SKIPPED_SHOWN]]
+    text = f"{len(lines):,} {'file was' if len(lines) == 1 else 'files were'} left out"
+    text += f"; the first {_SKIPPED_SHOWN} are listed." if len(lines) > _SKIPPED_SHOWN else "."
+    return [Section("Skipped files", text=text, table=[("File", "Why"), *rows])]
+
+
+def _settings(config: Config) -> Section:
+    rows = [
+        (f"{group}.{name}", _shown(value))
+        for group, values in to_dict(config).items()
+        for name, value in values.items()
+    ]
+    return Section("Settings", text="All of config.json.", table=[("Setting", "Value"), *rows])
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return " to ".join(_shown(each) for each in value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _environment(run: Run) -> Section:
+    about = _read_json(run.folder / "environment.json")
+    rows = [(name, value or "not known") for name, value in about.items()]
+    return Section("Environment", table=[("What", "Value"), *rows])

@@ -1,0 +1,230 @@
+"""Figures of results: PCR over threshold, mIoU over k, PCK over training time; pairs' keypoints.
+
+results/ as tables and figures: markdown, PNG and one page that needs nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from surefeat.core.files import write_text
+from surefeat.data.pairs import Pair
+from surefeat.measure.protocol import POINT_MEASURES
+from surefeat.measure.results import Result
+from surefeat.measure.tables import (
+    class_table,
+    convention_table,
+    groups,
+    main_table,
+    markdown,
+    read_results,
+)
+from surefeat.show.page import Section, write_page
+from surefeat.show.style import (
+    GREY,
+    PALETTE,
+    STYLE,
+    new_figure,
+    pairs_of_tiles,
+    picture,
+    show,
+    small_title,
+)
+
+try:
+    from matplotlib import colormaps, rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
+
+# What benchmarks/training_curve.py measures, and how the figure calls it.
+_ROUTES = {"nearest": "nearest neighbour", "voting": "voting"}
+
+
+@rc_context(STYLE)
+def region_figure(results: Sequence[dict[str, Any]]) -> Figure:
+    """PCR over the threshold on 1 - IoU, and mIoU over k, a curve per row (paper, figure 5)."""
+    having = [result for result in results if "pcr" in result["curves"]]
+    if not having:
+        raise ValueError("no result has region curves; evaluate with --measures regions")
+    name = f"{having[0]['benchmark']} {having[0]['split']}"
+    figure = new_figure(
+        3.6, f"Region matching on {name}. Left: share of regions whose best match misses the truth "
+        "by less than the threshold. Right: mean overlap of each pair's k best-scored matches. In "
+        "the legend the areas under both curves."
+    )  # fmt: skip
+    left, right = figure.subplots(1, 2)
+    for number, result in enumerate(having):
+        look: dict[str, Any] = {
+            "color": PALETTE[number % len(PALETTE)],
+            "linestyle": ("-", "--", ":")[number // len(PALETTE) % 3],
+        }
+        pcr, miou = result["curves"]["pcr"], result["curves"]["miou"]
+        areas = (result["metrics"]["pcr area"], result["metrics"]["miou area"])
+        thresholds = [t / 100 for t in range(101)]
+        label = f"{result['row']}\n{areas[0]:.3f}   {areas[1]:.3f}"
+        left.plot(thresholds, pcr, label=label, **look)
+        right.plot(range(1, 101), miou, **look)
+    left.set(title="PCR", xlabel="threshold on 1 - IoU", ylabel="share", xlim=(0, 1), ylim=(0, 1))
+    right.set(title="mIoU@k", xlabel="k", ylabel="mean IoU", xlim=(1, 100))
+    figure.legend(loc="outside right upper", labelspacing=0.6)
+    return figure
+
+
+@rc_context(STYLE)
+def pck_figure(results: Sequence[dict[str, Any]]) -> Figure:
+    """PCK@0.1 of every row by every route, and with image 1 shifted."""
+    rule = results[0]["rule"]
+    routes = POINT_MEASURES
+    figure = new_figure(
+        0.6 + 0.5 * len(results), f"PCK@0.1 ({rule} rule) by each route; the hollow mark is the "
+        "same with image 1 shifted, where knowing the place does not help."
+    )  # fmt: skip
+    axes = figure.subplots()
+    for number, route in enumerate(routes):
+        for filled, prefix in ((True, ""), (False, "shifted ")):
+            found = [
+                (result["metrics"].get(f"{prefix}{route} pck@0.1 {rule}"), place)
+                for place, result in enumerate(results)
+            ]
+            known = [(value, place) for value, place in found if value is not None]
+            axes.plot(
+                [value for value, _ in known], [place for _, place in known], "o",
+                color=PALETTE[number], markerfacecolor=PALETTE[number] if filled else "white",
+                label=route if filled and known else None,
+            )  # fmt: skip
+    axes.set_yticks(range(len(results)), [result["row"] for result in results])
+    axes.set(xlabel="percent of keypoints", ylim=(-0.5, len(results) - 0.5))
+    axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1))
+    return figure
+
+
+@rc_context(STYLE)
+def accuracy_over_time(result: dict[str, Any]) -> Figure:
+    """PCK@0.1 over seconds of training, a curve per route; the steps stand above."""
+    stages = result["metrics"].get("stages")
+    if not stages:
+        raise ValueError("no training stages to draw; write them with benchmarks/training_curve.py")
+    figure = new_figure(
+        3.6, f"Keypoints matched right on {result['benchmark']} {result['split']} over the seconds "
+        "that the steps took; dashed, where the shipped model stops."
+    )  # fmt: skip
+    axis = figure.subplots()
+    seconds = [stage["seconds"] for stage in stages]
+    shipped = result["metrics"]["shipped steps"]
+    for colour, (route, name) in zip(PALETTE[:2], _ROUTES.items(), strict=True):
+        values = [stage["pck"][route] for stage in stages]
+        axis.plot(seconds, values, "o-", color=colour, markersize=4, label=name)
+        axis.annotate(
+            name, (seconds[-1], values[-1]), (9, 0), textcoords="offset points", color=colour,
+            fontweight="bold", va="center", annotation_clip=False,
+        )  # fmt: skip
+        for stage, value in zip(stages, values, strict=True):
+            if stage["step"] in (stages[0]["step"], shipped):
+                axis.annotate(
+                    f"{value:.1f}", (stage["seconds"], value), (6, -5),
+                    textcoords="offset points", color=colour, va="top",
+                )  # fmt: skip
+    _step_axis(axis, stages, shipped=shipped)
+    axis.set(xlabel=f"seconds of training, {result['hardware']}", ylabel="PCK@0.1, percent")
+    axis.set_xlim(-0.012 * seconds[-1], 1.012 * seconds[-1])
+    axis.margins(y=0.12)
+    return figure
+
+
+def _step_axis(axis: Axes, stages: Sequence[dict[str, Any]], *, shipped: int) -> None:
+    """The steps above their seconds, where there is room for them, and a line at the shipped."""
+    above = axis.secondary_xaxis("top")
+    above.set_xticks([stage["seconds"] for stage in stages], _spaced(stages), color=GREY)
+    above.set_xlabel("steps", loc="left", color=GREY)
+    above.spines["top"].set_visible(False)
+    for stage in stages:
+        if stage["step"] == shipped:
+            axis.axvline(stage["seconds"], color=GREY, linewidth=1, linestyle="--", zorder=1)
+            axis.annotate(
+                f"shipped model: {shipped} steps, {stage['seconds']:.0f} s", (stage["seconds"], 0),
+                (6, 6), xycoords=("data", "axes fraction"), textcoords="offset points", color=GREY,
+            )  # fmt: skip
+
+
+def _spaced(stages: Sequence[dict[str, Any]]) -> list[str]:
+    """The steps as labels, empty where one would run into the label before it."""
+    labels: list[str] = []
+    room, last = 0.04 * stages[-1]["seconds"], -math.inf
+    for stage in stages:
+        fits = stage["seconds"] - last >= room
+        labels.append(f"{stage['step']:,}" if fits else "")
+        last = stage["seconds"] if fits else last
+    return labels
+
+
+@rc_context(STYLE)
+def keypoint_pairs(pairs: Sequence[Pair]) -> Figure:
+    """Pairs of a benchmark with their common keypoints, equal colours where they correspond."""
+    aspects = [max(h / w for h, w in (pair.size0, pair.size1)) for pair in pairs]
+    figure, tiles = pairs_of_tiles(
+        aspects, label="Pairs and the keypoints both images have, in equal colours."
+    )
+    for pair, axes in zip(pairs, tiles, strict=True):
+        points = pair.common()
+        count = len(points[0])
+        colours = colormaps["turbo"]([i / max(1, count - 1) for i in range(count)])
+        for axis, path, each in zip(axes, (pair.image0, pair.image1), points, strict=True):
+            show(axis, *picture(path))
+            x, y = each.T.tolist()
+            axis.scatter(x, y, c=colours, s=18, edgecolors="white", linewidths=0.7)
+            small_title(axis, path.name)
+        axes[0].annotate(
+            pair.category, (0, 1), (0, 16), xycoords="axes fraction", textcoords="offset points",
+            color=GREY, fontsize=8.5,
+        )  # fmt: skip
+    return figure
+
+
+_LEAD = (
+    "Semantic matching: a point or region of one photo is to be found in another photo of the same "
+    "kind of object. Every number names its rule; the controls stand beside it."
+)
+
+_MAIN = (
+    "PCK@0.1 in percent by the benchmark's own rule, mean per pair. flow: region matches, dense "
+    "flow and SD filter, the paper's route; small first: the same with small regions before large "
+    "ones of about the same score. nearest: nearest neighbour. voting: with local offset "
+    "voting. location: nearest neighbour with a bonus for the same place, a control, as is "
+    "identity. shifted: image 1 moved by 45 of 224 pixels. Areas lie between 0 and 1."
+)
+
+
+def write_results(folder: Path, out: Path) -> Path:
+    """Tables and figures of all matching results in a folder; returns OUT/index.html."""
+    sections, text = [], []
+    out.mkdir(parents=True, exist_ok=True)
+    for (benchmark, split), results in groups(read_results(folder)).items():
+        title = f"{benchmark} {split}"
+        figures = [pck_figure(results)]
+        if any("pcr" in result["curves"] for result in results):
+            figures.append(region_figure(results))
+        for name, figure in zip(("pck", "regions"), figures, strict=False):
+            figure.savefig(out / f"{benchmark}-{split}-{name}.png", dpi=150)
+        sections.append(Section(title, _MAIN, figures=tuple(figures), table=main_table(results)))
+        text.append(f"## {title}\n\n{markdown(main_table(results))}")
+        for name, table in _details(results).items():
+            sections.append(Section(f"{title}: {name}", table=table))
+            text.append(f"### {name}\n\n{markdown(table)}")
+    write_text(out / "results.md", f"{_MAIN}\n\n" + "\n".join(text))
+    return write_page(out / "index.html", "Semantic matching", sections, lead=_LEAD)
+
+
+def _details(results: Sequence[Result]) -> dict[str, list[list[str]]]:
+    """Tables by title: every convention, every class, by the routes that were measured."""
+    found: dict[str, list[list[str]]] = {}
+    for measure in ("flow", "mean-flow", "small-first", "nearest", "voting", "wide-voting"):
+        per_class = class_table(results, measure=measure)
+        if per_class:
+            found[f"{measure}, all conventions"] = convention_table(results, measure=measure)
+            found[f"{measure}, PCK@0.1 per class"] = per_class
+    return found

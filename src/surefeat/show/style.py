@@ -1,0 +1,126 @@
+"""What all figures share: colours, type, page width, and how pictures are laid out and drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from torch import Tensor
+
+from surefeat.core.geometry import Frame, cell_centres, sample
+from surefeat.core.image import ImageLike, load, resize
+from surefeat.model.features import Features
+
+try:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
+
+SIGMA, MINUS = "\N{GREEK SMALL LETTER SIGMA}", "\N{MINUS SIGN}"
+
+INK, GREY, FAINT = "#1f2933", "#7b8794", "#e4e7eb"
+
+# Okabe and Ito's colours, told apart with any colour vision.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")
+
+# Of quantities with one sign, and of those with two: both even in lightness, for any colour vision.
+MAP, SIGNED = "viridis", "RdBu_r"
+
+WIDTH = 10.0
+"""Of the page, inches; a browser draws 96 pixels for each."""
+
+# Any: matplotlib types its settings by their names, and older versions do not.
+STYLE: Any = {
+    "font.family": "sans-serif", "font.size": 9, "text.color": INK, "axes.labelcolor": INK,
+    "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.edgecolor": GREY, "axes.linewidth": 0.7, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": FAINT,
+    "grid.linewidth": 0.7, "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK, "xtick.major.size": 2.5, "ytick.major.size": 2.5,
+    "lines.linewidth": 1.6, "legend.frameon": False, "legend.fontsize": 8.5,
+    "figure.facecolor": "white", "figure.constrained_layout.h_pad": 0.06,
+    "figure.constrained_layout.w_pad": 0.05,
+}  # fmt: skip
+
+# Longest side at which pictures are drawn, pixels: twice what a tile has on the page.
+_DRAWN = 512
+
+_LONGEST_TITLE = 24
+
+# Pairs of pictures in one row, and the height over width that a tile may have at most.
+_PAIRS, _TALLEST = 3, 1.4
+
+
+def new_figure(height: float, label: str, *, width: float = WIDTH) -> Figure:
+    """An empty figure, inches; `label` says what it shows, and reports print it below."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.set_label(label)
+    return figure
+
+
+def pairs_of_tiles(
+    aspects: Sequence[float], *, label: str
+) -> tuple[Figure, list[tuple[Axes, Axes]]]:
+    """Two frameless axes side by side for each picture; aspects are heights over widths."""
+    columns, rows = min(_PAIRS, len(aspects)), math.ceil(len(aspects) / _PAIRS)
+    tallest = [max(aspects[_PAIRS * row : _PAIRS * (row + 1)]) for row in range(rows)]
+    heights = [min(aspect, _TALLEST) for aspect in tallest]
+    side = WIDTH / (2.15 * max(columns, 2))
+    figure = new_figure(
+        sum(side * height + 0.3 for height in heights), label, width=side * 2.15 * columns
+    )
+    # Between pairs stands an empty column, so that the eye sees what belongs together.
+    widths = [1.0, 1.0, 0.1] * columns
+    grid = figure.add_gridspec(
+        rows, 3 * columns - 1, width_ratios=widths[:-1], height_ratios=heights
+    )
+    found = []
+    for number in range(len(aspects)):
+        row, column = divmod(number, columns)
+        pair = [figure.add_subplot(grid[row, 3 * column + side]) for side in (0, 1)]
+        for axes in pair:
+            axes.set_axis_off()
+            axes.set_anchor("N")
+        found.append((pair[0], pair[1]))
+    return figure, found
+
+
+def picture(image: ImageLike) -> tuple[Tensor, Frame]:
+    """Pixels (3, h, w) uint8 small enough to draw, and their Frame: its network size is (h, w)."""
+    pixels = load(image).cpu()
+    height, width = pixels.shape[1:]
+    scale = min(1.0, _DRAWN / max(height, width))
+    drawn = (max(1, round(height * scale)), max(1, round(width * scale)))
+    return resize(pixels, size=drawn), Frame((height, width), drawn)
+
+
+def show(axes: Axes, pixels: Tensor, frame: Frame, **options: Any) -> Any:
+    """Draw (3, h, w) or (h, w) so that the axes' units are original pixels."""
+    height, width = frame.original
+    drawn = pixels if pixels.ndim == 2 else pixels.permute(1, 2, 0)
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    return axes.imshow(drawn.cpu().numpy(), extent=extent, interpolation="nearest", **options)
+
+
+def spread(maps: Tensor, features: Features, frame: Frame) -> Tensor:
+    """Maps (K, h, w) at the features' cells -> (K, H, W) at every drawn pixel, bilinearly."""
+    points = frame.to_original(cell_centres(size=frame.network, stride=1.0))
+    read = sample(maps[None].float().cpu(), features.cells(points)[None])
+    return read[0].T.reshape(-1, *frame.network)
+
+
+def small_title(axes: Axes, text: str) -> None:
+    """A title above a tile; long ones lose their middle."""
+    # File names may hold dollar signs, which are no formulas, and signs no font can show.
+    shown = "".join(sign if sign.isprintable() else "?" for sign in text)
+    if len(shown) > _LONGEST_TITLE:
+        shown = f"{shown[: _LONGEST_TITLE // 2 - 1]}…{shown[-_LONGEST_TITLE // 2 :]}"
+    axes.set_title(shown, parse_math=False, fontsize=8.5, fontweight="normal", pad=4)
+
+
+def short_name(features: Features, number: int) -> str:
+    """The image's file name, or its number where it came from memory."""
+    return PurePath(features.name).name or f"image {number + 1}"

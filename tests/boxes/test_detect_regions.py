@@ -1,0 +1,191 @@
+"""The detector's regions against slow loops: cells, pooling, softmaxes, losses, scale."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from detect_tiny import generator
+from surefeat.boxes.config import DetectorConfig, LearnConfig
+from surefeat.boxes.network import (
+    Detector,
+    class_region_scores,
+    image_log_loss,
+    pool,
+    spatial_regulariser,
+    to_cells,
+)
+from surefeat.boxes.photos import Photo
+from surefeat.boxes.train import calibrate
+from surefeat.core.geometry import Frame, box_iou
+from surefeat.data.items import Item, Place
+from surefeat.data.labels import PhotoLabels
+from surefeat.match.proposals import Proposals
+
+
+def random_boxes(count: int, *, size: tuple[int, int], seed: int = 0) -> Tensor:
+    corners = torch.rand(count, 2, 2, generator=generator(seed)) * torch.tensor(size[::-1])
+    return corners.floor().sort(dim=1).values.reshape(count, 4)
+
+
+def slow_cells(box: Tensor, *, size: tuple[int, int], shape: tuple[int, int]) -> list[int]:
+    """Outer edges through the Frame, rounded to cell edges; one cell at least."""
+    frame = Frame(size, shape)
+    x1, y1, x2, y2 = frame.boxes_to_network(box).tolist()
+    found = []
+    for first, last in ((x1, x2), (y1, y2)):
+        start, end = math.floor(first + 0.5), math.floor(last + 1 + 0.5)
+        if end <= start:
+            start = math.floor((first + last + 1) / 2)
+            end = start + 1
+        found.append((start, end - 1))
+    (a, b), (c, d) = found
+    return [a, c, b, d]
+
+
+def test_boxes_snap_to_the_nearest_cells() -> None:
+    size, shape = (53, 71), (9, 12)
+    boxes = random_boxes(200, size=size)
+    cells = to_cells(boxes[None], torch.tensor([size]), torch.tensor([shape]))[0]
+    wanted = [slow_cells(box.double(), size=size, shape=shape) for box in boxes]
+    assert cells.tolist() == wanted
+
+
+@pytest.mark.parametrize("size", [3, 4, 7])
+def test_pooling_takes_the_maximum_of_every_bin(size: int) -> None:
+    maps = torch.randn(2, 3, 9, 12, generator=generator())
+    boxes = torch.stack([random_boxes(30, size=(9, 12), seed=s) for s in (1, 2)])
+    found = pool(maps, boxes, size=size)
+    for image in range(2):
+        for row, (x1, y1, x2, y2) in enumerate(boxes[image].long().tolist()):
+            h, w = y2 - y1 + 1, x2 - x1 + 1
+            bins = [
+                maps[
+                    image, :, y1 + i * h // size : y1 - (-(i + 1) * h // size),
+                    x1 + j * w // size : x1 - (-(j + 1) * w // size),
+                ].amax((1, 2))
+                for i in range(size) for j in range(size)
+            ]  # fmt: skip
+            assert torch.equal(found[image, row], torch.stack(bins, dim=1).flatten())
+
+
+def test_half_precision_maps_are_pooled_into_the_same_bins() -> None:
+    maps = torch.randn(1, 3, 40, 40, generator=generator()).half()
+    boxes = random_boxes(200, size=(40, 40))[None]
+    for size in (3, 7):
+        found = pool(maps, boxes, size=size)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, pool(maps.double(), boxes.double(), size=size))
+
+
+def test_scores_are_the_product_of_two_softmaxes() -> None:
+    classes, regions = torch.randn(2, 2, 5, 3, generator=generator()).double()
+    valid = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    found = class_region_scores(classes, regions, valid, temperature=2.0)
+    for image in range(2):
+        count = int(valid[image].sum())
+        for r in range(5):
+            for k in range(3):
+                if r >= count:
+                    assert found[image, r, k] == 0
+                    continue
+                kind = math.exp(classes[image, r, k]) / sum(
+                    math.exp(classes[image, r, j]) for j in range(3)
+                )
+                place = math.exp(regions[image, r, k] / 2) / sum(
+                    math.exp(regions[image, q, k] / 2) for q in range(count)
+                )
+                assert found[image, r, k].item() == pytest.approx(kind * place, rel=1e-5)
+
+
+def test_image_scores_never_exceed_one() -> None:
+    classes, regions = 30 * torch.randn(2, 4, 50, 3, generator=generator())
+    valid = torch.ones(4, 50, dtype=torch.bool)
+    total = class_region_scores(classes, regions, valid, temperature=2.0).sum(1)
+    assert total.max() <= 1 + 1e-5
+
+
+def random_scores(images: int, regions: int, classes: int) -> Tensor:
+    heads = torch.randn(2, images, regions, classes, generator=generator(3))
+    valid = torch.ones(images, regions, dtype=torch.bool)
+    return class_region_scores(heads[0], heads[1], valid, temperature=2.0)
+
+
+def test_the_loss_is_that_of_a_slow_loop() -> None:
+    scores = random_scores(3, 7, 4)
+    labels = torch.tensor([[1, -1, 0, 1], [-1, -1, -1, 1], [0, 0, 0, 0]])
+    found = image_log_loss(scores, labels)
+    for image in range(3):
+        total = 0.0
+        for k in range(4):
+            score = sum(scores[image, r, k].item() for r in range(7))
+            y = labels[image, k].item()
+            if y:
+                total -= math.log(y * (score - 0.5) + 0.5)
+        assert found[image].item() == pytest.approx(total, rel=1e-4, abs=1e-7)
+
+
+def test_the_regulariser_is_that_of_a_slow_loop() -> None:
+    scores, hidden = random_scores(2, 20, 3), torch.randn(2, 20, 6, generator=generator())
+    base = random_boxes(4, size=(100, 100), seed=4) + torch.tensor([0.0, 0, 60, 60])
+    boxes = torch.stack([base.repeat(5, 1) + torch.arange(20)[:, None]] * 2)
+    labels = torch.tensor([[1, 1, -1], [0, -1, 1]])
+    valid = torch.ones(2, 20, dtype=torch.bool)
+    valid[1, 15:] = False
+    scores = scores * valid[..., None]
+    found = spatial_regulariser(scores, hidden, boxes, labels, valid, overlap=0.6)
+    for image in range(2):
+        total, pulled = 0.0, 0
+        overlaps = box_iou(boxes[image], boxes[image])
+        for k in range(3):
+            if labels[image, k] <= 0:
+                continue
+            best = max(range(20), key=lambda r: scores[image, r, k].item())
+            for r in range(20):
+                if valid[image, r] and overlaps[best, r] > 0.6:
+                    apart = sum((hidden[image, best] - hidden[image, r]).square().tolist())
+                    total += 0.5 * scores[image, best, k].item() ** 2 * apart
+                    pulled += r != best
+        assert pulled > 0
+        assert found[image].item() == pytest.approx(total / 3, rel=1e-4)
+
+
+def test_the_regulariser_pulls_features_together() -> None:
+    scores = random_scores(1, 6, 2)
+    hidden = torch.randn(1, 6, 4, generator=generator(), requires_grad=True)
+    boxes = torch.tensor([[0.0, 0, 50, 50]]).repeat(6, 1)[None]
+    labels, valid = torch.tensor([[1, -1]]), torch.ones(1, 6, dtype=torch.bool)
+    before = spatial_regulariser(scores, hidden, boxes, labels, valid, overlap=0.6).sum()
+    (slope,) = torch.autograd.grad(before, hidden)
+    moved = hidden - slope
+    after = spatial_regulariser(scores, moved, boxes, labels, valid, overlap=0.6).sum()
+    assert after < before
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_what_fc6_sees_is_scaled_to_a_mean_square_of_one(scored: bool) -> None:
+    """By a loop over boxes and bins; the proposals' own scores count where they have some."""
+    side, photos = 64, []
+    for number in range(3):
+        boxes = random_boxes(5, size=(side, side), seed=number)
+        scores = torch.rand(5, generator=generator(number)) if scored else None
+        image = PhotoLabels(str(number), Item(str(number), Place(str(number))), frozenset({"a"}))
+        pixels = torch.randint(0, 256, (3, side, side), generator=generator(number))
+        photos.append(Photo(image, pixels.byte(), (side, side), Proposals(boxes, scores)))
+    config = DetectorConfig(trunk="small", tap="conv3", pooled=2, hidden=8)
+    detector = Detector.create(config, ("a", "b"), init="none")
+    calibrate(detector, photos, LearnConfig(scales=(side,)))
+    squares = []
+    for photo in photos:
+        (maps,) = detector.maps(photo.pixels[None].float() / 255)
+        for index, box in enumerate(photo.proposals.boxes):
+            shape = (maps.shape[-2], maps.shape[-1])
+            x1, y1, x2, y2 = slow_cells(box, size=(side, side), shape=shape)
+            bins = F.adaptive_max_pool2d(maps[:, y1 : y2 + 1, x1 : x2 + 1], 2)
+            gain = 1.0 if photo.proposals.scores is None else 1 + 10 * photo.proposals.scores[index]
+            squares.append((bins * gain * detector.scale).square().mean())
+    assert float(torch.stack(squares).mean()) == pytest.approx(1.0, rel=1e-4)

@@ -1,0 +1,263 @@
+"""The command line: quick help, one-line errors with exit code 2, JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from surefeat.cli import main as cli
+from surefeat.cli.evaluate import say
+from surefeat.cli.main import main
+from surefeat.data.drawn import write_folder
+from surefeat.match.points import match_points
+from surefeat.match.search import WIDE_VOTING
+from surefeat.model.features import Features, extract_scales
+from surefeat.model.files import ModelConfig
+from surefeat.model.network import DenseFeatures
+from surefeat.show import match_page
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    DenseFeatures(ModelConfig(trunk="small", channels=8, longest_side=64)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    write_folder(folder, count=10, size=64, seed=0)
+    return folder
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.png"))
+
+
+@pytest.mark.parametrize("command", [[], ["pretrain"], ["match"], ["evaluate"], ["data"]])
+def test_help_does_not_import_torch(command: list[str]) -> None:
+    code = (
+        "import sys\nfrom surefeat.cli.main import main\n"
+        f"try: main({[*command, '--help']!r})\n"
+        "except SystemExit: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "usage: surefeat" in done.stdout
+    assert done.stderr.strip() == "False"
+
+
+def test_a_preset_sets_the_defaults_that_help_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["pretrain", "--preset", "paper", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default: adagrad)" in text
+
+
+def test_pretrain_extract_evaluate_and_report_work_together(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    main(
+        f"pretrain {photos} --out {run} --preset small --init none --device cpu --json "
+        "--train.steps 3 --train.batch 2 --warp.size 48 --loss.points 32 --data.side 64".split()
+    )
+    result = json.loads(capsys.readouterr().out)
+    assert result["steps"] == 3
+    assert Path(result["report"]).is_file()
+    main(f"evaluate self {photos} --model {run} --count 4 --device cpu --json".split())
+    assert 0 <= json.loads(capsys.readouterr().out)["accuracy@0.1"] <= 1
+    main(f"extract {photos} --model {run} --out {tmp_path / 'f'} --device cpu --json".split())
+    assert json.loads(capsys.readouterr().out)["written"] == 10
+    main(f"extract {photos} --model {run} --out {tmp_path / 'f'} --device cpu --json".split())
+    again = json.loads(capsys.readouterr().out)
+    assert (again["written"], again["already_there"]) == (0, 10)
+    files = sorted((tmp_path / "f").rglob("*.safetensors"))
+    assert Features.load(files[0]).frame.original == (64, 64)
+
+
+def test_match_writes_picture_page_and_json(
+    photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = _images(photos)[:2]
+    main(f"match {first} {second} --out {tmp_path} --model {model} --count 9 --json".split())
+    shown = json.loads(capsys.readouterr().out)
+    stored = json.loads((tmp_path / "matches.json").read_text())
+    assert shown["points1"] == stored["points1"]
+    assert all(-0.5 <= x <= 63.5 and -0.5 <= y <= 63.5 for x, y in stored["points1"])
+    page = (tmp_path / "index.html").read_text()
+    assert "A warped onto B" not in page.split("<img")[0]
+    assert page.count("data:image/") >= 3
+    assert (tmp_path / "matches.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_given_points_are_all_matched(
+    photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = _images(photos)[:2]
+    command = f"match {first} {second} --out {tmp_path} --model {model} --json --points 3 4 50 60"
+    main(command.split())
+    assert json.loads(capsys.readouterr().out)["points0"] == [[3, 4], [50, 60]]
+
+
+def _fails(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(command.split())
+    assert stop.value.code == 2
+    message = capsys.readouterr().err.strip()
+    assert message.startswith("surefeat: ")
+    assert len(message.splitlines()) == 1
+    return message
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [("missing.png", "missing.png"), ("text.jpg", "text.jpg"), ("folder.jpg", "folder.jpg")],
+)
+def test_match_refuses_bad_photos_and_writes_nothing(
+    second: str,
+    message: str,
+    photos: Path,
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "text.jpg").write_text("no photo")
+    (tmp_path / "folder.jpg").mkdir()
+    out = tmp_path / "out"
+    first = _images(photos)[0]
+    said = _fails(f"match {first} {tmp_path / second} --out {out} --model {model}", capsys)
+    assert message in said
+    assert not out.exists()
+
+
+def test_points_outside_and_wrong_models_are_one_line_errors(
+    photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = _images(photos)[:2]
+    pair, out = f"{first} {second}", tmp_path / "out"
+    said = _fails(f"match {pair} --out {out} --model {model} --points 500 4", capsys)
+    assert "500" in said
+    assert "no model at" in _fails(f"match {pair} --out {out} --model {photos}", capsys)
+    assert not out.exists()
+
+
+def test_a_large_photo_is_drawn_small_and_matched_in_its_own_pixels(
+    photos: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    fields: list[tuple[int, ...]] = []
+    plain = match_page.match_dense
+
+    def watched(*features: Features, voting: bool) -> object:
+        found = plain(*features, voting=voting)
+        fields.append(tuple(found.points1.shape))
+        return found
+
+    monkeypatch.setattr(match_page, "match_dense", watched)
+    first, second = _images(photos)[:2]
+    Image.open(second).resize((3000, 1500)).save(tmp_path / "large.jpg")
+    command = f"match {first} {tmp_path / 'large.jpg'} --model {model} --regions 20"
+    main([*command.split(), "--out", str(tmp_path / "out"), "--no-mutual"])
+    assert max(fields[0]) <= 512
+    found = json.loads((tmp_path / "out" / "matches.json").read_text())
+    assert found["size1"] == [1500, 3000]
+    assert 1000 < max(x for x, _ in found["points1"]) < 3000
+    assert max(box[2] for box in found["regions"]["boxes1"]) > 1000
+
+
+def test_wide_votes_and_several_sizes_reach_the_matches(
+    photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = _images(photos)[:2]
+    points = torch.tensor([[20.0, 30.0], [40.0, 25.0], [11.0, 50.0]])
+    given = " ".join(str(value) for value in points.flatten().tolist())
+    command = f"match {first} {second} --model {model} --out {tmp_path} --json"
+    main([*f"{command} --side 64 96 --wide --points {given}".split()])
+    found = json.loads(capsys.readouterr().out)
+    network = DenseFeatures.from_pretrained(model)
+    features = extract_scales(network, [first, second], (64, 96))
+    expected = match_points(*features, points, voting=WIDE_VOTING).points1
+    assert torch.allclose(torch.tensor(found["points1"]), expected, atol=1e-3)
+    narrow = match_points(*features, points).points1
+    assert not torch.allclose(expected, narrow, atol=1e-3)
+    assert "leave out --no-voting" in _fails(f"{command} --wide --no-voting", capsys)
+
+
+def test_other_files_where_a_model_is_wanted_are_one_line_errors(
+    photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = _images(photos)[:2]
+    weights = (Path(model) / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    match = f"match {first} {second} --out {tmp_path / 'out'} --model"
+    for text in ("", "[]", '{"architectures": ["Bert"]}', '{"config": {"x": 1}, "sha256": ""}'):
+        (tmp_path / "model.json").write_text(text)
+        assert "is not what save_pretrained writes" in _fails(f"{match} {tmp_path}", capsys)
+    said = _fails(f"{match} {model} --device tpu", capsys)
+    assert "unknown device 'tpu'; choose cuda" in said
+    assert "there is no cuda:99 here" in _fails(f"{match} {model} --device cuda:99", capsys)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "bad.safetensors").write_text("no weights")
+    start = f"pretrain {photos} --out {tmp_path / 'run'} --preset small --init"
+    assert "not a safetensors file" in _fails(f"{start} {tmp_path / 'bad.safetensors'}", capsys)
+
+
+def test_a_resumed_run_keeps_its_settings_and_takes_more_steps(
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "_report", lambda folder: None)  # drawing takes most of the time
+    same = (
+        f"pretrain {photos} --out {tmp_path / 'run'} --preset small --init none --device cpu "
+        "--json --warp.size 48 --loss.points 32 --data.side 64"
+    )
+    main(f"{same} --train.batch 2 --steps 2".split())
+    assert json.loads(capsys.readouterr().out)["steps"] == 2
+    main(f"{same} --train.batch 4 --steps 3 --resume".split())
+    assert json.loads(capsys.readouterr().out)["steps"] == 3
+    train = json.loads((tmp_path / "run" / "config.json").read_text())["train"]
+    assert (train["steps"], train["batch"]) == (3, 2)
+
+
+def test_pretrain_on_nothing_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    run = tmp_path / "run"
+    said = _fails(f"pretrain {tmp_path / 'empty'} --out {run} --init none --preset small", capsys)
+    assert "no images under" in said
+    assert not run.exists()
+
+
+def test_one_pixel_and_panorama_photos_are_matched(
+    photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (1, 1), "red").save(tmp_path / "dot.png")
+    Image.new("RGB", (20_000, 40), "blue").save(tmp_path / "wide.png")
+    for photo in ("dot.png", "wide.png"):
+        command = f"match {_images(photos)[0]} {tmp_path / photo} --model {model} --json"
+        main([*command.split(), "--out", str(tmp_path / "out"), "--points", "5", "5"])
+        found = json.loads(capsys.readouterr().out)
+        assert len(found["points1"]) == 1
+
+
+def test_what_is_not_defined_is_null_for_a_script_and_said_to_a_person(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    say({"auroc": math.nan, "points": 3}, to_script=True)
+    assert json.loads(capsys.readouterr().out) == {"auroc": None, "points": 3}
+    say({"auroc": math.nan, "points": 3}, to_script=False)
+    assert capsys.readouterr().out.split() == ["auroc", "undefined", "points", "3"]

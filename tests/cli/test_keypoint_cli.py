@@ -1,0 +1,141 @@
+"""Keypoints from the command line, as pictures and as ONNX."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from keypoint_tiny import QUICK, small_model, write_labelled
+from surefeat.cli.main import main
+from surefeat.data.keypoints import read_coco
+from surefeat.keypoints.detector import KeypointDetector
+from surefeat.model.network import DenseFeatures
+from surefeat.show.objects import keypoints
+
+
+@pytest.fixture(scope="module")
+def small() -> DenseFeatures:
+    return small_model()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_labelled(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture
+def model_folder(small: DenseFeatures, tmp_path: Path) -> str:
+    small.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+FLAGS = ["--size", "64", "--hidden", "16", "--steps", "4", "--epochs", "0", "--device", "cpu"]
+
+
+def test_fit_and_predict_from_the_command_line(
+    model_folder: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts, out = str(tmp_path / "parts"), tmp_path / "found"
+    start = ["keypoints", "fit", str(photos), "--model", model_folder, "--out", parts, "--json"]
+    main([*start, "--categories", "bird", *FLAGS])
+    said = json.loads(capsys.readouterr().out)
+    assert said["objects"] == 2
+    assert list(said["keypoints"]) == ["bird"]
+    small_photo = tmp_path / "bird.png"
+    Image.fromarray(np.zeros((40, 60, 3), np.uint8)).save(small_photo)
+    ask = ["keypoints", "predict", "--detector", parts, "--model", model_folder, "--out", str(out)]
+    main([*ask, str(small_photo), str(photos.parent), "--json", "--device", "cpu"])
+    record = json.loads(capsys.readouterr().out)
+    assert record == json.loads((out / "keypoints.json").read_text())
+    assert len(record["images"]) == len(record["annotations"]) == 17
+    assert record["images"][0] | {"id": 0} == {
+        "id": 0, "file_name": str(small_photo), "width": 60, "height": 40,
+    }  # fmt: skip
+    assert len(list(out.glob("*.png"))) == 17
+    assert len(record["annotations"][0]["keypoint_scores"]) == len(said["keypoints"]["bird"])
+    # What was written is read back; a labelled json is also compared with.
+    assert len(read_coco(out / "keypoints.json", images="/").objects) == 17
+    moved = tmp_path / "labels.json"
+    moved.write_text(photos.read_text())
+    where = ["--folder", str(photos.parent)]
+    main([*ask, str(moved), *where, "--category", "bird", "--device", "cpu", "--no-pictures"])
+    assert "2 objects in 2 photos" in (line := capsys.readouterr().out)
+    assert "labelled keypoints right (PCK@0.1 of the box)" in line
+
+
+def test_a_fit_that_is_stopped_or_refused_leaves_nothing(
+    model_folder: str,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "new" / "parts"
+    command = ["keypoints", "fit", str(photos), "--model", model_folder, "--out", str(out), *FLAGS]
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("surefeat.keypoints.detector.fit", "surefeat.keypoints.detector.write_json"):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, interrupted)
+            with pytest.raises(SystemExit) as stopped:
+                main(command)
+        assert stopped.value.code == 130
+        assert not [path for path in tmp_path.rglob("*") if "parts" in path.name]
+    out.mkdir(parents=True)
+    (out / "mine.txt").write_text("keep")
+    with pytest.raises(SystemExit) as refused:
+        main(command)
+    assert refused.value.code == 2
+    assert "exists already; remove it or pass another" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["mine.txt"]
+
+
+def test_an_exported_detector_finds_the_same(
+    small: DenseFeatures, photos: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxscript", reason="needs the export extra")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    from surefeat.exporting import export_detector
+
+    detector = KeypointDetector.fit(small, read_coco(photos).only(["bird"]), config=QUICK)
+    done = export_detector(detector, tmp_path / "parts.onnx")
+    assert done.difference is not None
+    assert done.difference < 1e-4
+    session = onnxruntime.InferenceSession(done.path)
+    about = session.get_modelmeta().custom_metadata_map
+    assert about["size"] == "64"
+    assert json.loads(about["categories"])[0]["name"] == "bird"
+    image = torch.randint(0, 256, (3, 64, 64), generator=torch.Generator().manual_seed(0)).byte()
+    points, scores, _ = session.run(None, {"crops": image[None].float().div(255).numpy()})
+    (found,) = detector.predict(image)
+    np.testing.assert_allclose(points[0], found.points.numpy(), atol=1e-2)
+    np.testing.assert_allclose(scores[0], found.scores.numpy(), atol=1e-4)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="a detector is written as ONNX"):
+        export_detector(detector, tmp_path / "parts.pt2")
+
+
+def test_a_picture_names_every_keypoint_and_marks_those_that_are_visible(photos: Path) -> None:
+    labelled = read_coco(photos)
+    car, bird = labelled.objects[:2]
+    figure = keypoints(bird.read(), [bird], labelled.categories)
+    names = labelled.categories[bird.category].keypoints
+    (legend,) = figure.legends
+    said = [text.get_text() for text in legend.get_texts()]
+    assert said == [f"{number}  {name}" for number, name in enumerate(names, 1)]
+    (axes,) = figure.axes
+    marks = {text.get_text(): text.get_position() for text in axes.texts}
+    assert len(marks) == int(bird.visible.sum())
+    for number, place in marks.items():
+        assert place == pytest.approx(tuple(bird.points[int(number) - 1].tolist()))
+    both = keypoints(bird.read(), [car, bird], labelled.categories).legends[0]
+    said = [text.get_text() for text in both.get_texts()]
+    assert said[0] == f"1  car {labelled.categories[0].keypoints[0]}"
+    assert said[-1] == f"{len(names)}  bird {names[-1]}"

@@ -1,0 +1,102 @@
+"""Sources: all good images are decoded, at once or as a stream, and all bad ones named."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hostile import make, noise
+from sources_tiny import names, write
+from surefeat.core.image import ImageError, load, resize
+from surefeat.data.decode import CanvasStream, canvas_bytes, decode_all, decode_item
+from surefeat.data.items import SourceError
+from surefeat.data.sources import find_images
+
+
+@pytest.mark.usefixtures("no_hang")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_200_hostile_files_do_not_harm_20_good_ones(tmp_path: Path, workers: int) -> None:
+    hostile = make(tmp_path, np.random.default_rng(0))
+    assert (len(hostile.good), len(hostile.bad), len(set(hostile.bad))) == (20, 200, 200)
+    items = find_images(hostile.folder) + find_images(hostile.shards)
+    assert sorted(names(items)) == sorted([*hostile.good, *hostile.bad])
+
+    canvas = decode_all(items, side=32, workers=workers)
+
+    assert sorted(canvas.names) == sorted(hostile.good)
+    assert sorted(entry.name for entry in canvas.skipped) == sorted(hostile.bad)
+    for pixels, (height, width), name in zip(
+        canvas.pixels, canvas.sizes.tolist(), canvas.names, strict=True
+    ):
+        assert (height, width) == ((9, 20) if ".tar" in name else (24, 32))
+        expected = torch.tensor(hostile.good[name])[:, None, None]
+        assert (pixels[:, :height, :width].int() - expected).abs().max() <= 4
+        assert not pixels[:, height:].any()
+        assert not pixels[:, :, width:].any()
+    for entry in canvas.skipped:
+        assert entry.reason.isprintable()
+        assert ";" in entry.reason, "no fix"
+        assert not entry.reason.startswith(entry.name)
+
+
+def test_images_are_shrunk_to_the_side_and_never_enlarged(tmp_path: Path) -> None:
+    source = noise(np.random.default_rng(0), size=100).resize((100, 40))
+    source.save(tmp_path / "large.png")
+    source.resize((20, 8)).save(tmp_path / "small.png")
+    large, small = (decode_item(item, side=50) for item in find_images(tmp_path))
+    assert torch.equal(large, resize(load(source), size=(20, 50)))
+    assert tuple(small.shape) == (3, 8, 20)
+
+
+def test_progress_counts_to_the_end_and_stops_the_work_when_it_raises(tmp_path: Path) -> None:
+    for number in range(30):
+        write(tmp_path / f"{number:02d}.png")
+    items = find_images(tmp_path)
+    seen: list[int] = []
+    canvas = decode_all(items, side=16, workers=2, progress=seen.append)
+    assert seen == list(range(1, 31))
+    assert canvas.pixels.numel() + canvas.sizes.numel() * 4 == canvas_bytes(30, side=16)
+
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        decode_all(items, side=16, workers=2, progress=stop)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_replaces_bad_files_by_the_next_good_one_and_reports_once(
+    tmp_path: Path, workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number, colour in enumerate(("red", "blue", "green", "white", "black", "gray")):
+        write(tmp_path / f"{number}.png", colour=colour)
+    (tmp_path / "1.png").write_bytes(b"bad")
+    (tmp_path / "5.png").write_bytes(b"bad")
+    handler = logging.StreamHandler()  # to stderr, which worker processes share
+    logging.getLogger("surefeat").addHandler(handler)
+    stream = CanvasStream(find_images(tmp_path), side=12)
+    try:
+        epochs = [list(DataLoader(stream, batch_size=2, num_workers=workers)) for _ in range(2)]
+    finally:
+        logging.getLogger("surefeat").removeHandler(handler)
+    for batches in epochs:
+        pixels, sizes, ok = (torch.cat(part) for part in zip(*batches, strict=True))
+        assert ok.tolist() == [True, False, True, True, True, False]
+        assert torch.equal(pixels[1], pixels[2])
+        assert torch.equal(pixels[5], pixels[0])
+        assert sizes.tolist() == [[8, 10]] * 6
+    log = capfd.readouterr().err
+    assert log.count("skipped 1.png") == log.count("skipped 5.png") == 1
+
+
+def test_a_stream_without_a_good_file_ends(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(b"bad")
+    with pytest.raises(SourceError, match="none of 1 images"):
+        CanvasStream(find_images(tmp_path), side=12)[0]
+    with pytest.raises(ImageError):
+        decode_item(find_images(tmp_path)[0], side=12)

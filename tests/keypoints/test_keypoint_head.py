@@ -1,0 +1,99 @@
+"""Heat maps, their loss, their peaks and the loop, against cases worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from surefeat.keypoints.head import KeypointHead, fit, heatmap_loss, heatmaps, on_map, peaks
+
+
+def test_a_heat_map_is_a_gaussian_around_the_exact_point_cut_at_the_floor() -> None:
+    found = heatmaps(torch.tensor([[[1.25, 1.0]]]), torch.tensor([[True]]), size=(3, 4))[0, 0]
+    # exp(-2 d^2): distances .25 and .75 along the row; one row off adds 1 to d^2. Kept: > 0.2.
+    expected = torch.zeros(3, 4)
+    expected[1, 1], expected[1, 2] = math.exp(-2 * 0.0625), math.exp(-2 * 0.5625)
+    torch.testing.assert_close(found, expected)
+    on_the_cell = heatmaps(torch.tensor([[[2.0, 0.0]]]), torch.tensor([[True]]), size=(3, 4))
+    assert on_the_cell.sum() == on_the_cell[0, 0, 0, 2] == 1
+
+
+def test_keypoints_without_a_place_on_the_map_have_an_empty_one() -> None:
+    points = torch.tensor([[[1.0, 1.0], [torch.nan, torch.nan], [-0.6, 1.0], [3.4, 2.5]]])
+    visible = torch.tensor([[False, True, True, True]])
+    found = heatmaps(points, visible, size=(3, 4))[0]
+    assert found.sum((-2, -1)).tolist()[:3] == [0, 0, 0]
+    assert found[3, 2, 3] == pytest.approx(math.exp(-2 * (0.4**2 + 0.5**2)))
+    assert on_map(points, size=(3, 4)).tolist() == [[True, False, False, True]]
+
+
+@given(st.floats(-0.5, 5.5), st.floats(-0.5, 4.5))
+def test_peaks_find_any_point_of_a_target_within_a_quarter_of_a_cell(x: float, y: float) -> None:
+    point = torch.tensor([[[x, y]]])
+    target = heatmaps(point, torch.tensor([[True]]), size=(5, 6))
+    # Where four cells meet, each still has exp(-1).
+    assert target.max() >= math.exp(-1) - 1e-5
+    found, score = peaks(target)
+    inside = point.clamp_min(0).minimum(torch.tensor([5.0, 4.0]))  # no cells beyond the outermost
+    assert (found - inside).norm() <= 0.251
+    assert score == target.max()
+
+
+def test_the_loss_is_the_sum_written_out() -> None:
+    """Two objects, two channels of two cells; the second object's first channel does not count."""
+    p = torch.tensor([[[[0.5, 0.25]], [[0.0, 1.0]]], [[[0.9, 0.9]], [[0.5, 0.5]]]])
+    t = torch.tensor([[[[1.0, 0.0]], [[0.0, 0.5]]], [[[0.0, 0.0]], [[0.0, 0.0]]]])
+    own = torch.tensor([[True, True], [False, True]])
+    plain = (0.25 + 0.0625) + 0.25 + (0.25 + 0.25)
+    weighted = (1.0 * 0.5) ** 2 + (0.5 * 0.5) ** 2
+    assert heatmap_loss(p, t, own, weight=10.0) == pytest.approx((plain + 10 * weighted) / 4)
+
+
+def test_only_the_own_categorys_channels_learn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    head = KeypointHead(3, 4, hidden=5, generator=generator).eval()
+    own = torch.tensor([[True, True, False, False]])
+    loss = heatmap_loss(
+        head(torch.ones(1, 3, 4, 4)).sigmoid(), torch.ones(1, 4, 4, 4), own, weight=1.0
+    )
+    loss.backward()
+    moved = head.conv2.weight.grad.abs().sum((1, 2, 3)) > 0  # type: ignore[union-attr]
+    assert moved.tolist() == [True, True, False, False]
+
+
+def a_batch(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """One channel of the features says where the point is."""
+    places = torch.randint(0, 6, (8, 1, 2), generator=generator).float()
+    features = torch.rand(8, 4, 6, 6, generator=generator) * 0.1
+    targets = heatmaps(places, torch.ones(8, 1, dtype=torch.bool), size=(6, 6))
+    features[:, :1] += targets
+    return features, targets, torch.ones(8, 1, dtype=torch.bool)
+
+
+def learn(seed: int) -> tuple[KeypointHead, list[float]]:
+    generator = torch.Generator().manual_seed(seed)
+    head = KeypointHead(4, 1, hidden=16, generator=generator)
+    rates = {"learning_rate": 1e-2, "weight_decay": 0.0}
+    return head, fit(head, a_batch, steps=60, generator=generator, **rates)
+
+
+def test_the_loop_learns_and_the_same_seed_gives_the_same_head() -> None:
+    torch.manual_seed(1)
+    head, losses = learn(0)
+    assert len(losses) == 60
+    assert sum(losses[-5:]) < 0.1 * sum(losses[:5])
+    assert not head.training
+    features, targets, _ = a_batch(torch.Generator().manual_seed(7))
+    found, _ = peaks(head(features).sigmoid().detach())
+    assert (found - peaks(targets)[0]).norm(dim=-1).max() < 0.5
+    torch.manual_seed(2)  # the global state has no say
+    again, same = learn(0)
+    assert losses == same
+    for first, second in zip(head.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(first, second)
+    assert learn(1)[1] != losses

@@ -1,0 +1,259 @@
+"""A run that is killed, stopped or moved ends where an undisturbed one does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from surefeat.learn.runs import Run
+from tiny import images, learn, same_bits, tiny, weights
+
+HERE = Path(__file__).parents[1]
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), str(HERE)]),
+}
+
+# Runs that send themselves a signal after a step, or in the middle of writing a checkpoint. Each is
+# a process of its own, forked so that torch (and what optimisers import later) is imported once.
+DISTURBED = """
+import os, sys, traceback
+import torch
+import torch._dynamo
+import surefeat.learn.runs, surefeat.learn.loop
+from pathlib import Path
+from tiny import learn, tiny
+torch.set_num_threads(1)
+update, write = surefeat.learn.loop.update, surefeat.learn.runs.write_bytes
+def run(source, out, number, when):
+    def disturbed_update(model, optimiser, loss, step, config):
+        update(model, optimiser, loss, step, config)
+        if when == str(step):
+            os.kill(os.getpid(), number)
+    def disturbed_write(path, data):
+        if path.name == when:
+            (path.parent / f".{path.name}.1.part").write_bytes(data[: len(data) // 2])
+            os.kill(os.getpid(), number)
+        write(path, data)
+    surefeat.learn.loop.update, surefeat.learn.runs.write_bytes = disturbed_update, disturbed_write
+    learn(source, out, tiny())
+source, root, *wanted = sys.argv[1:]
+for name in wanted:
+    number, when = name.split("@")
+    child = os.fork()
+    if not child:
+        try:
+            run(Path(source), Path(root, name), int(number), when)
+        except BaseException:
+            Path(root, name + ".said").write_text(traceback.format_exc())
+            os._exit(1)
+        os._exit(0)
+    Path(root, name + ".status").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+"""
+CHECKPOINT = "checkpoint-00000008.safetensors"
+KILLED = {f"{signal.SIGKILL:d}@6": [3, 4, 6], f"{signal.SIGKILL:d}@{CHECKPOINT}": [3, 4, 6, 8]}
+STOPPED = [f"{signal.SIGINT:d}@6", f"{signal.SIGTERM:d}@6"]
+
+# Two processes: all steps; the first 6; the last 6 of what one process began; a stopped run.
+SHARED = """
+import os, signal, sys
+import torch
+import surefeat.learn.loop
+from pathlib import Path
+from tiny import learn, tiny
+torch.set_num_threads(1)
+source, root = Path(sys.argv[1]), Path(sys.argv[2])
+learn(source, root / "two", tiny())
+learn(source, root / "two-then-one", tiny(), steps=6)
+learn(source, root / "one-then-two", steps=12, resume=True)
+update = surefeat.learn.loop.update
+def disturbed(model, optimiser, loss, step, config):
+    update(model, optimiser, loss, step, config)
+    if step == 4 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+surefeat.learn.loop.update = disturbed
+try:
+    learn(source, root / "stopped", tiny(log_every=100, checkpoint_every=100))
+except KeyboardInterrupt as error:
+    (root / f"said-{os.environ['RANK']}").write_text(str(error))
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return learn(source, tmp_path_factory.mktemp("runs") / "undisturbed", tiny()).folder
+
+
+@pytest.fixture(scope="module")
+def disturbed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run for each name, and the exit status of its process."""
+    root = tmp_path_factory.mktemp("disturbed")
+    command = [sys.executable, "-c", DISTURBED, str(source), str(root), *KILLED, *STOPPED]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def steps_logged(run: Path) -> list[int]:
+    return [row["step"] for row in Run.open(run).metrics()]
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_killed_run_resumes_to_the_same_bits(
+    source: Path, undisturbed: Path, disturbed: Path, name: str
+) -> None:
+    out = disturbed / name
+    assert (disturbed / f"{name}.status").read_text() == str(-signal.SIGKILL)
+    assert steps_logged(out) == KILLED[name]
+    assert Run.open(out).checkpoints()[-1].name == "checkpoint-00000004.safetensors"
+    assert not (out / "model").exists()
+    # The initial weights are asked for no more: this file does not exist.
+    resumed = learn(source, out, init="nowhere.safetensors", resume=True)
+    assert resumed.progress.step == 12
+    assert same_bits(weights(out), weights(undisturbed))
+    assert steps_logged(out) == steps_logged(undisturbed) == [3, 4, 6, 8, 9, 12]
+    assert not list(out.glob(".*"))
+    again, first = (Run.open(folder).metrics() for folder in (out, undisturbed))
+    assert [row["loss"] for row in again] == [row["loss"] for row in first]
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_stop_signal_saves_and_the_run_resumes_to_the_same_bits(
+    source: Path, undisturbed: Path, disturbed: Path, name: str
+) -> None:
+    out = disturbed / name
+    said = (disturbed / f"{name}.said").read_text()
+    assert said.endswith("KeyboardInterrupt: stopped after step 7; checkpoint saved\n")
+    checkpoint = Run.open(out).load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.step == 7
+    # The line of step 7 is out of turn: it must not count for the plateau.
+    first, *others = [row["loss"] for row in Run.open(out).metrics() if row["step"] != 7]
+    for loss in others:
+        first = 0.8 * first + 0.2 * loss
+    assert checkpoint.progress["recent"] == pytest.approx(first, abs=1e-6)
+    learn(source, out, resume=True)
+    assert same_bits(weights(out), weights(undisturbed))
+
+
+@pytest.fixture(scope="module")
+def shared(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes of torchrun left behind."""
+    root = tmp_path_factory.mktemp("shared")
+    learn(source, root / "one-then-two", tiny(), steps=6)
+    (root / "script.py").write_text(SHARED)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *torchrun, str(root / "script.py"), str(source), str(root)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def assert_close(first: Path, second: Path) -> None:
+    torch.testing.assert_close(weights(first), weights(second), rtol=1e-3, atol=2e-5)
+
+
+def test_two_processes_learn_what_one_does(shared: Path, undisturbed: Path) -> None:
+    assert_close(shared / "two", undisturbed)
+    both, alone = (Run.open(folder).metrics() for folder in (shared / "two", undisturbed))
+    assert [row["step"] for row in both] == [row["step"] for row in alone]
+    losses = [[row["loss"] for row in rows] for rows in (both, alone)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_a_run_goes_on_with_another_number_of_processes(
+    source: Path, shared: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    assert_close(shared / "one-then-two", undisturbed)
+    moved = tmp_path / "moved"
+    shutil.copytree(shared / "two-then-one", moved)
+    learn(source, moved, steps=12, resume=True)
+    assert_close(moved, undisturbed)
+    assert Run.open(moved).config().train.steps == 12
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_step(shared: Path) -> None:
+    said = [(shared / f"said-{rank}").read_text() for rank in (0, 1)]
+    assert said == ["stopped after step 10; checkpoint saved"] * 2
+    assert Run.open(shared / "stopped").checkpoints()[-1].name.startswith("checkpoint-00000010")
+
+
+@pytest.fixture
+def halfway(source: Path, tmp_path: Path) -> Path:
+    """A run of six steps: checkpoints 4 and 6."""
+    return learn(source, tmp_path / "run", tiny(), steps=6).folder
+
+
+def test_a_truncated_checkpoint_falls_back_to_the_one_before(
+    source: Path, undisturbed: Path, halfway: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest = halfway / "checkpoint-00000006.safetensors"
+    newest.write_bytes(newest.read_bytes()[:5000])
+    learn(source, halfway, steps=12, resume=True)
+    assert "checkpoint-00000006.safetensors cannot be read" in caplog.text
+    assert same_bits(weights(halfway), weights(undisturbed))
+    assert steps_logged(halfway) == [3, 4, 6, 8, 9, 12]
+
+
+def test_a_run_without_a_readable_checkpoint_is_not_begun_anew(source: Path, halfway: Path) -> None:
+    for path in Run.open(halfway).checkpoints():
+        path.write_bytes(b"")
+    before = (halfway / "metrics.jsonl").read_text()
+    with pytest.raises(ValueError, match=r"none of the 2 checkpoints in .* can be read; put back"):
+        learn(source, halfway, resume=True)
+    assert (halfway / "metrics.jsonl").read_text() == before
+
+
+def test_images_that_changed_are_refused(source: Path, halfway: Path, tmp_path: Path) -> None:
+    fewer = tmp_path / "fewer"
+    shutil.copytree(source, fewer)
+    next(fewer.glob("*.png")).unlink()
+    with pytest.raises(ValueError, match=r"the images changed since the run began .*put them back"):
+        learn(fewer, halfway, resume=True)
+
+
+def test_a_run_is_not_overwritten(source: Path, halfway: Path) -> None:
+    before = {path: path.read_bytes() for path in halfway.rglob("*") if path.is_file()}
+    with pytest.raises(FileExistsError, match=r"already holds a run; pass --resume"):
+        learn(source, halfway, tiny())
+    assert {path: path.read_bytes() for path in halfway.rglob("*") if path.is_file()} == before
+
+
+def test_nothing_is_resumed_where_there_is_no_run(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        learn(source, tmp_path / "nothing", resume=True)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_run_that_never_began_does_not_stand_in_the_way(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(FileNotFoundError, match="no weights at"):
+        learn(source, out, tiny(), init="nowhere.safetensors")
+    learn(source, out, tiny(), steps=1)
+    assert (out / "model" / "model.json").is_file()
+
+
+def test_a_finished_run_can_be_given_more_steps(
+    source: Path, undisturbed: Path, halfway: Path
+) -> None:
+    assert learn(source, halfway, steps=9, resume=True).progress.step == 9
+    # The run has its own settings; those passed along do not count.
+    other = tiny(seed=5)
+    assert learn(source, halfway, other, steps=12, resume=True).progress.step == 12
+    assert Run.open(halfway).config() == replace(tiny(), train=replace(tiny().train, steps=12))
+    assert same_bits(weights(halfway), weights(undisturbed))

@@ -1,0 +1,199 @@
+"""The label-free check gives what it must for models whose answer is known."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surefeat.core.files import write_json
+from surefeat.learn.config import ColourConfig, WarpConfig
+from surefeat.learn.selfcheck import SelfCheck, calibration_gap, self_check
+from surefeat.model.network import Maps
+from surefeat.show.curves import selfcheck_figure
+from tiny import SIDE, canvas
+
+STRIDE = 4
+NO_COLOUR = ColourConfig(strength=0.0)
+NO_WARP = WarpConfig(size=SIDE, rotation=0, linear=0, translation=0, zoom=(1.0, 1.0))
+WARP = WarpConfig(size=SIDE)
+
+
+class Fake(nn.Module):
+    """Answers with maps made from its input; `head` is where a model's device is read from."""
+
+    has_confidence = True
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(1, 1, 1)
+        self.generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    def forward(self, images: Tensor) -> Maps:
+        if self.generator is not None:
+            shape = (len(images), 16, SIDE // STRIDE, SIDE // STRIDE)
+            maps = torch.randn(shape, generator=self.generator)
+        else:
+            maps = self.describe(nn.functional.avg_pool2d(images, STRIDE))
+        maps = nn.functional.normalize(maps, dim=1)
+        return Maps(maps, torch.ones_like(maps[:, 0]), STRIDE)
+
+    def describe(self, pooled: Tensor) -> Tensor:
+        """The first two colours are the place in the source: points on a sphere, far apart."""
+        angles = pooled[:, :2] * 1.5
+        x, y = angles.unbind(1)
+        return torch.stack([x.sin(), x.cos() * y.sin(), x.cos() * y.cos()], dim=1)
+
+
+class Here(Fake):
+    """Knows only the place in the view."""
+
+    def describe(self, pooled: Tensor) -> Tensor:
+        steps = torch.linspace(0, 1, pooled.shape[-1])
+        y, x = torch.meshgrid(steps, steps, indexing="ij")
+        return super().describe(torch.stack([x, y]).expand(len(pooled), -1, -1, -1))
+
+
+def places(count: int) -> tuple[Tensor, Tensor]:
+    """Images whose colour is the place: red rises along x, green along y."""
+    ramp = torch.linspace(0, 255, SIDE)
+    y, x = torch.meshgrid(ramp, ramp, indexing="ij")
+    image = torch.stack([x, y, torch.zeros_like(x)]).round().to(torch.uint8)
+    return image.expand(count, -1, -1, -1), torch.full((count, 2), SIDE, dtype=torch.int32)
+
+
+def check(model: nn.Module, warp: WarpConfig, **more: int) -> SelfCheck:
+    pixels, sizes = places(6)
+    return self_check(
+        model,  # type: ignore[arg-type]
+        pixels,
+        sizes,
+        warp=warp,
+        colour=NO_COLOUR,
+        **more,
+    )
+
+
+def test_a_model_that_knows_the_source_place_is_right_everywhere() -> None:
+    """Zoomed in, so that no mirror image shows a place twice."""
+    inside = WarpConfig(size=SIDE, rotation=10, linear=0.1, translation=0.2, zoom=(0.5, 0.7))
+    found = check(Fake(), inside)
+    assert found.accuracy[0.1] > 0.995
+    assert found.accuracy[0.05] > 0.95
+    assert found.points == 6 * 200
+
+
+def test_a_model_that_knows_the_view_place_is_right_without_a_warp_only() -> None:
+    still, moved = check(Here(), NO_WARP), check(Here(), WARP)
+    assert still.accuracy[0.05] == 1
+    assert moved.accuracy[0.05] < 0.2
+    assert still.actual_loss == pytest.approx(0, abs=1e-5)
+
+
+def test_random_descriptors_are_right_by_chance_only() -> None:
+    found = check(Fake(seed=0), WARP)
+    # A disc of 5 % of the side covers at most pi 0.05^2 = 0.8 % of the view.
+    assert found.accuracy[0.05] < 0.03
+    assert 0.3 < found.auroc < 0.7
+    assert list(found.accuracy) == sorted(found.accuracy)
+    values = list(found.accuracy.values())
+    assert values == sorted(values)
+
+
+def test_sigma_of_one_predicts_its_own_mean_loss() -> None:
+    """m(1) = 1 - 1/(e - 1)."""
+    found = check(Fake(seed=0), WARP)
+    expected = 1 - 1 / (math.e - 1)
+    assert found.predicted_loss == pytest.approx(expected, abs=1e-5)
+    assert found.calibration_error >= abs(found.predicted_loss - found.actual_loss) - 1e-6
+
+
+def test_the_check_repeats_itself_and_another_seed_differs() -> None:
+    first, again = check(Fake(), WARP), check(Fake(), WARP)
+    assert first == again
+    assert check(Fake(), WARP, seed=2) != first
+
+
+def test_when_all_are_right_there_is_no_ranking_and_json_stays_valid(tmp_path: Path) -> None:
+    found = check(Here(), NO_WARP)
+    assert math.isnan(found.auroc)
+    assert math.isnan(found.auroc_score)
+    write_json(tmp_path / "check.json", found.to_dict())
+    text = (tmp_path / "check.json").read_text()
+    stored = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert stored["auroc"] is None
+    assert stored["accuracy@0.05"] == 1
+
+
+def test_views_that_never_meet_are_an_error() -> None:
+    far = WarpConfig(size=SIDE, zoom=(0.01, 0.01), translation=100.0)
+    with pytest.raises(ValueError, match="no two views overlapped; soften the warps"):
+        check(Fake(), far)
+
+
+def test_a_real_model_is_checked_on_drawn_images() -> None:
+    from surefeat.model.network import DenseFeatures
+    from tiny import tiny
+
+    torch.manual_seed(0)
+    model = DenseFeatures.create(tiny().model, init="none")
+    held = canvas(5)
+    found = self_check(
+        model, held.pixels, held.sizes, warp=tiny().warp, colour=ColourConfig(), points=50, batch=2
+    )
+    assert found.points == 250
+    assert 0 <= found.accuracy[0.025] <= found.accuracy[0.05] <= found.accuracy[0.1] <= 1
+    assert found.predicted_loss == pytest.approx(0.418, abs=0.02)  # sigma starts near 1
+    model.without_confidence()
+    plain = self_check(
+        model, held.pixels, held.sizes, warp=tiny().warp, colour=ColourConfig(), points=50, batch=2
+    )
+    assert all(map(math.isnan, (plain.auroc, plain.predicted_loss, plain.calibration_error)))
+    assert plain == replace(
+        found, auroc=plain.auroc, predicted_loss=plain.predicted_loss,
+        calibration_error=plain.calibration_error,
+    )  # fmt: skip
+    assert "gap" not in selfcheck_figure(plain).axes[2].get_title()
+
+
+def slow_gap(predicted: list[float], actual: list[float], bins: int) -> float:
+    pairs = sorted(zip(predicted, actual, strict=True))
+    base, extra = divmod(len(pairs), bins)
+    total, start = 0.0, 0
+    for number in range(bins):
+        members = pairs[start : start + base + (number < extra)]
+        start += len(members)
+        total += abs(sum(p - a for p, a in members))
+    return total / len(pairs)
+
+
+@pytest.mark.parametrize("count", [10, 11, 19, 103])
+def test_the_calibration_gap_is_that_of_a_slow_loop(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    predicted, actual = torch.rand(2, count, generator=generator)
+    expected = slow_gap(predicted.tolist(), actual.tolist(), 10)
+    assert calibration_gap(predicted, actual) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_calibration_gap_of_a_case_by_hand() -> None:
+    predicted = torch.tensor([0.4, 0.1, 0.3, 0.2])
+    actual = torch.tensor([0.1, 0.2, 0.2, 0.1])
+    # Bins {0.1, 0.2} and {0.3, 0.4}: means 0.15 and 0.35 against 0.15 and 0.15.
+    assert calibration_gap(predicted, actual, bins=2) == pytest.approx(0.1)
+    assert calibration_gap(predicted, actual, bins=4) == pytest.approx((0.1 + 0.1 + 0.1 + 0.3) / 4)
+    # Fewer points than bins: one bin for each.
+    assert calibration_gap(predicted, actual) == pytest.approx((0.1 + 0.1 + 0.1 + 0.3) / 4)
+
+
+def test_occluders_of_the_run_are_not_checked_with() -> None:
+    pixels, sizes = places(4)
+    plain, hidden = (
+        self_check(Fake(), pixels, sizes, warp=warp, colour=NO_COLOUR)
+        for warp in (WARP, replace(WARP, occluders=1.0))
+    )
+    assert plain.to_dict() == hidden.to_dict()

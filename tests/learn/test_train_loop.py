@@ -1,0 +1,198 @@
+"""The loop: its rates, its schedule and its randomness, and that it learns."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from surefeat.learn.config import TrainConfig, preset
+from surefeat.learn.loop import Due, make_optimiser, rate, step_draws
+from surefeat.model.network import DenseFeatures
+from tiny import CPU, go, same_bits, small_model, still, tiny
+
+# Rates and groups
+
+
+def test_the_rate_warms_up_and_falls_along_a_cosine() -> None:
+    config = TrainConfig(steps=100, lr_warmup=4, decay="cosine")
+    assert [rate(step, config) for step in (0, 1)] == pytest.approx([0.25, 0.5], rel=1e-3)
+    assert rate(50, config) == pytest.approx(0.5)
+    assert rate(25, config) == pytest.approx((1 + math.sqrt(0.5)) / 2)
+    assert rate(100, config) == pytest.approx(0)
+    constant = replace(config, decay="constant")
+    assert [rate(step, constant) for step in (0, 3, 4, 99)] == [0.25, 1, 1, 1]
+    assert rate(0, replace(constant, lr_warmup=0)) == 1
+
+
+def test_a_step_is_taken_at_the_rate_of_its_time(tmp_path: Path) -> None:
+    """AdamW's first step moves every weight by its rate, whatever the gradient."""
+    config = tiny(lr=1e-2, head_lr=1e-2, lr_warmup=1000, weight_decay=0.0, steps=1)
+    before = small_model(config)
+    _, after, _ = go(tmp_path / "run", config)
+    pairs = zip(before.parameters(), after.parameters(), strict=True)
+    moved = max((p - q).abs().max().item() for p, q in pairs)
+    assert moved == pytest.approx(1e-5, rel=0.05)
+
+
+def test_the_paper_preset_learns_by_adagrad_with_the_printed_rates() -> None:
+    model = small_model(tiny())
+    model.set_trained("all")
+    optimiser = make_optimiser(model, preset("paper").train)
+    assert isinstance(optimiser, torch.optim.Adagrad)
+    groups = optimiser.param_groups
+    assert [group["lr"] for group in groups] == [1e-3, 1e-3]
+    assert [group["weight_decay"] for group in groups] == [5e-4, 5e-4]
+    learning = [p for group in groups for p in group["params"]]
+    assert {id(p) for p in learning} == {id(p) for p in model.parameters()}
+
+
+def test_frozen_layers_are_left_alone(tmp_path: Path) -> None:
+    config = tiny(trained="last", steps=3)
+    before = {k: v.clone() for k, v in small_model(config).state_dict().items()}
+    _, model, _ = go(tmp_path / "run", config)
+    changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
+    assert changed == {k for k in before if k.startswith(("head.", "trunk.layers.5."))}
+    model.set_trained("head")
+    assert len(make_optimiser(model, config.train).param_groups) == 1
+
+
+# The schedule
+
+
+@given(
+    step=st.integers(1, 60),
+    every=st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 7)),
+)
+def test_a_line_precedes_every_check_and_checkpoint(step: int, every: tuple[int, int, int]) -> None:
+    lines, checks, checkpoints = every
+    config = TrainConfig(
+        steps=60, log_every=lines, check_every=checks, checkpoint_every=checkpoints
+    )
+    due = Due.after(step, config)
+    assert due.check == (checks > 0 and step % checks == 0)
+    assert due.checkpoint == (step == 60 or (checkpoints > 0 and step % checkpoints == 0))
+    logged = lines > 0 and step % lines == 0
+    assert due.line == (logged or due.check or due.checkpoint)
+
+
+def test_checks_and_checkpoints_keep_to_their_own_steps(tmp_path: Path) -> None:
+    config = tiny(steps=11, log_every=4, check_every=5, checkpoint_every=3)
+    reported: list[int] = []
+    run, _, progress = go(
+        tmp_path / "run", config,
+        check=lambda _: {"auroc": math.nan, "right": 0.5},
+        report=lambda step, _: reported.append(step),
+    )  # fmt: skip
+    assert progress.step == 11
+    rows = [
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        for line in run.metrics_file.read_text().splitlines()
+    ]
+    assert [row["step"] for row in rows] == reported == [3, 4, 5, 6, 8, 9, 10, 11]
+    assert [row["step"] for row in rows if "right" in row] == [5, 10]
+    assert rows[2]["auroc"] is None
+    names = [path.name for path in run.checkpoints()]
+    assert names == ["checkpoint-00000009.safetensors", "checkpoint-00000011.safetensors"]
+
+
+def test_a_line_holds_the_mean_over_its_steps(tmp_path: Path) -> None:
+    each, _, _ = go(tmp_path / "each", tiny(log_every=1, checkpoint_every=0))
+    some, _, _ = go(tmp_path / "some", tiny(log_every=5, checkpoint_every=0))
+    losses = [row["loss"] for row in each.metrics()]
+    expected = [sum(losses[:5]) / 5, sum(losses[5:10]) / 5, sum(losses[10:]) / 2]
+    assert [row["loss"] for row in some.metrics()] == pytest.approx(expected, abs=1e-6)
+
+
+# Randomness
+
+
+def test_a_seed_decides_everything_and_nothing_else_does(tmp_path: Path) -> None:
+    runs = {}
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        torch.manual_seed(len(runs))
+        start = small_model(tiny())
+        torch.rand(len(runs) + 3)
+        runs[name] = go(tmp_path / name, tiny(seed=seed, steps=4), model=start)[1].state_dict()
+    assert same_bits(runs["first"], runs["again"])
+    assert not same_bits(runs["first"], runs["other"])
+
+
+def test_every_step_and_seed_draws_its_own_numbers() -> None:
+    drawn = {
+        step_draws(step, tiny(seed=seed), CPU).affine.sum().item()
+        for step in range(20)
+        for seed in range(5)
+    }
+    assert len(drawn) == 100
+
+
+# Learning by heart
+
+
+def test_a_few_images_are_learned_by_heart(tmp_path: Path) -> None:
+    config = tiny(steps=60, log_every=5, checkpoint_every=0, sigma_warmup=20, lr=4e-3, head_lr=4e-3)
+    run, _, _ = go(tmp_path / "run", config, images=2, overfit=True)
+    rows = run.metrics()
+    assert rows[3]["loss"] < rows[0]["loss"] - 0.02  # sigma is held at 1 up to here
+    assert rows[-1]["loss"] < rows[3]["loss"] - 0.2
+    first, last = (row["positive"] - row["negative"] for row in (rows[0], rows[-1]))
+    assert last > first + 0.2
+
+
+def test_overfitting_repeats_images_and_views(tmp_path: Path) -> None:
+    config = still(log_every=1, steps=6)
+    by_heart, _, _ = go(tmp_path / "by-heart", config, overfit=True)
+    assert len({row["loss"] for row in by_heart.metrics()}) == 1
+    fresh, _, _ = go(tmp_path / "fresh", config)
+    assert len({row["loss"] for row in fresh.metrics()}) == 6
+
+
+# What a check and a caller may rely on
+
+
+def test_a_check_sees_a_model_in_eval_mode_and_leaves_no_trace(tmp_path: Path) -> None:
+    """With a batch norm that learns, a held-out image would otherwise enter its statistics."""
+    config = tiny(batch_norm="trained", check_every=2, steps=6)
+    modes: list[bool] = []
+
+    def check(model: DenseFeatures) -> dict[str, Any]:
+        modes.append(any(module.training for module in model.modules()))
+        model(torch.rand(2, 3, 32, 32))
+        return {}
+
+    states = []
+    for name, used in (("checked", check), ("unchecked", lambda _: {})):
+        model = small_model(config)
+        model.trunk.layers[0][1] = nn.BatchNorm2d(24)  # type: ignore[index, operator]
+        states.append(go(tmp_path / name, config, model=model, check=used)[1].state_dict())
+    assert modes == [False] * 3
+    assert states[0]["trunk.layers.0.1.num_batches_tracked"] == 6
+    assert same_bits(*states)
+
+
+def test_signal_handlers_are_put_back(tmp_path: Path) -> None:
+    before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
+    during: list[Any] = []
+    go(tmp_path / "run", tiny(steps=1), check=None,
+       report=lambda *_: during.append(signal.getsignal(signal.SIGTERM)))  # fmt: skip
+    assert during[0] not in before
+    assert [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_training_works_outside_the_main_thread(tmp_path: Path) -> None:
+    done: list[int] = []
+    work = threading.Thread(target=lambda: done.append(go(tmp_path / "r", tiny(steps=2))[2].step))
+    work.start()
+    work.join()
+    assert done == [2]

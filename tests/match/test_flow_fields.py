@@ -1,0 +1,193 @@
+"""Dense fields from regions, and what is moved along a field."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from flow_tiny import photo, random_boxes
+from surefeat.match.dense import (
+    dense_from_regions,
+    flow_from_regions,
+    transfer_boxes,
+    transfer_mask,
+    transfer_points,
+    warp_image,
+)
+
+
+def slow_flow(
+    boxes0: Tensor, boxes1: Tensor, scores: Tensor, size0: tuple[int, int], size1: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    field, confidence = torch.zeros(*size0, 2), torch.zeros(size0)
+    taken: set[tuple[int, int]] = set()
+    assigned = torch.zeros(size0, dtype=torch.bool)
+    for i in sorted(range(len(scores)), key=lambda n: -float(scores[n])):
+        a, b = boxes0[i].tolist(), boxes1[i].tolist()
+        for y in range(int(a[1]), int(a[3]) + 1):
+            for x in range(int(a[0]), int(a[2]) + 1):
+                if assigned[y, x]:
+                    continue
+                assigned[y, x] = True
+                tx = (x - a[0] + 0.5) / (a[2] - a[0] + 1) * (b[2] - b[0] + 1) + b[0] - 0.5
+                ty = (y - a[1] + 0.5) / (a[3] - a[1] + 1) * (b[3] - b[1] + 1) + b[1] - 0.5
+                target = (
+                    min(max(round(tx), 0), size1[1] - 1),
+                    min(max(round(ty), 0), size1[0] - 1),
+                )
+                if target not in taken:
+                    taken.add(target)
+                    field[y, x] = torch.tensor([target[0] - x, target[1] - y])
+                    confidence[y, x] = scores[i]
+    return field, confidence
+
+
+def test_flow_from_regions_equals_a_slow_loop() -> None:
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        size0, size1 = (23, 31), (37, 19)
+        boxes0, boxes1 = (random_boxes(12, s, generator) for s in (size0, size1))
+        scores = torch.rand(12, generator=generator)
+        field, confidence = flow_from_regions(boxes0, boxes1, scores, size0=size0, size1=size1)
+        # The oracle meets pixels box by box, so within a target the most confident comes first.
+        wanted = slow_flow(boxes0, boxes1, scores, size0, size1)
+        assert torch.equal(field, wanted[0])
+        assert torch.equal(confidence, wanted[1])
+
+
+def test_boxes_under_one_affine_map_give_the_affine_field() -> None:
+    generator = torch.Generator().manual_seed(0)
+    boxes0 = random_boxes(40, (40, 50), generator)
+    scale, shift = torch.tensor([2.0, 1.5] * 2), torch.tensor([7.0, 3.0] * 2)
+    outer = torch.tensor([-0.5, -0.5, 0.5, 0.5])
+    boxes1 = (boxes0 + outer) * scale + shift - outer
+    field, confidence = flow_from_regions(
+        boxes0, boxes1, torch.ones(40), size0=(40, 50), size1=(200, 200)
+    )
+    ys, xs = torch.meshgrid(torch.arange(40.0), torch.arange(50.0), indexing="ij")
+    pixels = torch.stack([xs, ys], -1)
+    error = (field + pixels - (pixels * scale[:2] + shift[:2])).abs()
+    assert (confidence > 0).float().mean() > 0.9
+    assert error[confidence > 0].max() <= 0.5
+
+
+def test_regions_without_score_or_overlap_leave_everything_masked() -> None:
+    boxes = torch.tensor([[2.0, 2.0, 5.0, 5.0], [-30.0, 0.0, -20.0, 4.0]])
+    field, confidence = flow_from_regions(
+        boxes, boxes, torch.tensor([0.0, 1.0]), size0=(9, 9), size1=(9, 9)
+    )
+    assert not confidence.any()
+    assert not field.any()
+
+
+def test_of_two_like_scores_the_small_region_goes_first_when_size_is_discounted() -> None:
+    """Known answer: .51 over all 400 pixels, .50 over 4 of them, which is 1/100 of the image.
+
+    .50 / .01^.05 = .629 is more than .51, so the small box owns its 4 pixels; .50 is not.
+    """
+    boxes0 = torch.tensor([[0.0, 0.0, 19.0, 19.0], [4.0, 6.0, 5.0, 7.0]])
+    boxes1 = boxes0 + torch.tensor([[0.0] * 4, [9.0, 2.0, 9.0, 2.0]])
+    scores, size = torch.tensor([0.51, 0.50]), (20, 20)
+    whole, sure = flow_from_regions(boxes0, boxes1, scores, size0=size, size1=size)
+    assert not whole.any()
+    assert bool((sure == 0.51).all())
+    field, confidence = flow_from_regions(
+        boxes0, boxes1, scores, size0=size, size1=size, discount=0.05
+    )
+    small = torch.zeros(size, dtype=torch.bool)
+    small[6:8, 4:6] = True
+    assert field[small].tolist() == [[9.0, 2.0]] * 4
+    # What they land on is taken from the large box; scores themselves are not changed.
+    taken = torch.zeros(size, dtype=torch.bool)
+    taken[8:10, 13:15] = True
+    assert torch.equal(confidence[small], torch.full((4,), 0.50))
+    assert not confidence[taken].any()
+    rest = ~small & ~taken
+    assert torch.equal(confidence[rest], torch.full((392,), 0.51))
+    assert not field[rest].any()
+
+
+def test_no_discount_is_the_order_of_the_scores() -> None:
+    generator = torch.Generator().manual_seed(4)
+    size = (23, 31)
+    boxes0, boxes1 = (random_boxes(15, size, generator) for _ in range(2))
+    scores = torch.rand(15, generator=generator)
+    given = {"size0": size, "size1": size}
+    plain = flow_from_regions(boxes0, boxes1, scores, **given)
+    zero = flow_from_regions(boxes0, boxes1, scores, **given, discount=0.0)
+    assert torch.equal(plain[0], zero[0])
+    # A discounted order is that of the quotients, whatever they were divided from.
+    share = (boxes0[:, 2:] - boxes0[:, :2] + 1).prod(1) / (23 * 31)
+    there = flow_from_regions(boxes0, boxes1, scores, **given, discount=0.3)
+    same = flow_from_regions(boxes0, boxes1, scores / share**0.3, **given)
+    assert torch.equal(there[0], same[0])
+    assert not torch.equal(there[0], plain[0])
+
+
+def test_a_discount_does_not_bring_back_regions_without_score() -> None:
+    boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0], [4.0, 0.0, 8.0, 8.0]])
+    field, confidence = flow_from_regions(
+        boxes, boxes + 1, torch.tensor([0.0, 0.4]), size0=(9, 9), size1=(20, 20), discount=0.9
+    )
+    assert torch.equal(confidence[:, 4:], torch.full((9, 5), 0.4))
+    assert bool((field[:, 4:] == 1).all())
+    assert not confidence[:, :4].any()
+    assert not field[:, :4].any()
+
+
+def test_dense_field_of_shifted_regions_is_the_shift_everywhere() -> None:
+    boxes0 = torch.tensor([[4.0, 4.0, 20.0, 14.0], [10.0, 12.0, 30.0, 26.0]])
+    shift = torch.tensor([5.0, -3.0])
+    field = dense_from_regions(
+        boxes0, boxes0 + shift.repeat(2), torch.tensor([0.5, 0.9]), photo(30, 36), size1=(60, 60)
+    )
+    assert field.shape == (30, 36, 2)
+    assert (field - shift).abs().max() < 1e-2
+
+
+def test_image_and_points_move_together() -> None:
+    field = torch.zeros(30, 40, 2)
+    field[..., 0], field[..., 1] = 6.0, -4.0
+    image1 = torch.zeros(3, 50, 60, dtype=torch.uint8)
+    image1[:, 9, 21] = 255
+    warped = warp_image(image1, field)
+    assert warped.dtype == torch.uint8
+    assert warped.shape == (3, 30, 40)
+    assert torch.nonzero(warped[0]).tolist() == [[13, 15]]
+    assert transfer_points(field, torch.tensor([[15.0, 13.0]])).tolist() == [[21.0, 9.0]]
+    assert transfer_points(field, torch.tensor([[99.0, 13.2]]))[0].tolist() == pytest.approx(
+        [105, 9.2]
+    )
+
+
+def test_warp_reads_between_pixels_and_repeats_the_border() -> None:
+    image1 = torch.arange(12.0).reshape(1, 3, 4)
+    warped = warp_image(image1, torch.full((3, 4, 2), 0.5))
+    assert warped[0, 0, 0] == pytest.approx(2.5)
+    assert warped[0, 2, 3] == 11
+
+
+def test_boxes_follow_a_scaled_and_shifted_field() -> None:
+    ys, xs = torch.meshgrid(torch.arange(40.0), torch.arange(50.0), indexing="ij")
+    field = torch.stack([xs * 0.5 + 3, ys * -0.25 - 2], -1)
+    boxes = torch.tensor([[4.0, 6.0, 23.0, 15.0], [7.0, 7.0, 7.0, 30.0]])
+    outer = torch.tensor([-0.5, -0.5, 0.5, 0.5])
+    wanted = (boxes + outer) * torch.tensor([1.5, 0.75] * 2) + torch.tensor([3.0, -2.0] * 2) - outer
+    assert torch.allclose(transfer_boxes(field, boxes)[0], wanted[0], atol=1e-4)
+    # A box of one column tells nothing about the scale in x: it keeps its width.
+    moved = transfer_boxes(field, boxes)[1]
+    assert torch.allclose(moved[[1, 3]], wanted[1, [1, 3]], atol=1e-4)
+    assert moved[[0, 2]].tolist() == pytest.approx([13.5, 13.5])
+
+
+def test_mask_follows_a_magnifying_field_without_gaps() -> None:
+    ys, xs = torch.meshgrid(torch.arange(30.0), torch.arange(30.0), indexing="ij")
+    field = torch.stack([xs, ys], -1)
+    mask = torch.zeros(30, 30, dtype=torch.bool)
+    mask[8:20, 10:25] = True
+    moved = transfer_mask(field, mask, size1=(60, 60))
+    wanted = torch.zeros(60, 60, dtype=torch.bool)
+    wanted[16:39, 20:49] = True
+    assert (moved & wanted).sum() / (moved | wanted).sum() > 0.93
+    assert moved[18:36, 22:46].all()

@@ -1,0 +1,157 @@
+"""The SD filter against a direct solve, and what it does to holes and edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flow_tiny import photo, random_boxes
+from surefeat.match import sd_filter as static_dynamic
+from surefeat.match.dense import flow_from_regions
+from surefeat.match.sd_filter import SDSettings, sd_filter
+
+sparse = pytest.importorskip("scipy.sparse", reason="the oracle is scipy's sparse solver")
+linalg = pytest.importorskip("scipy.sparse.linalg")
+
+
+def direct_sd(values: np.ndarray, mask: np.ndarray, lab: np.ndarray) -> np.ndarray:
+    """The filter for one channel with scipy's direct solver, written from its definition."""
+    height, width = mask.shape
+    ids = np.arange(height * width).reshape(height, width)
+    first = np.concatenate([ids[:, :-1].ravel(), ids[:-1].ravel()])
+    second = np.concatenate([ids[:, 1:].ravel(), ids[1:].ravel()])
+
+    def unit(d: np.ndarray) -> np.ndarray:
+        return (d - d.min()) / (d.max() - d.min()) if d.max() > d.min() else np.zeros_like(d)
+
+    pixels = lab.reshape(-1, 3)
+    dg = unit(np.linalg.norm(pixels[first] - pixels[second], axis=1))
+    u = np.zeros(height * width)
+    for _ in range(2):
+        du = unit(np.abs(u[first] - u[second]))
+        w = (np.exp(-30 * dg) + 1e-5) * (np.exp(-15 * du) + 1e-5)
+        graph = sparse.coo_matrix((w, (first, second)), shape=(ids.size, ids.size)).tocsc()
+        graph = graph + graph.T
+        laplacian = sparse.diags(np.asarray(graph.sum(1)).ravel()) - graph
+        matrix = (sparse.diags(mask.ravel().astype(float)) + 20 * laplacian).tocsc()
+        u = linalg.spsolve(matrix, (mask * values).ravel())
+    return u.reshape(height, width)
+
+
+def realistic_case(height: int, width: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Values (2, H, W) and mask of matched regions, with holes, over a photo."""
+    generator = torch.Generator().manual_seed(seed)
+    boxes0 = random_boxes(30, (height, width), generator)
+    boxes1 = random_boxes(30, (height, width), generator)
+    scores = torch.rand(30, generator=generator)
+    size = (height, width)
+    field, confidence = flow_from_regions(boxes0, boxes1, scores, size0=size, size1=size)
+    return field.permute(2, 0, 1), confidence > 0, photo(height, width, seed)
+
+
+@pytest.mark.parametrize("size", [(40, 56), (61, 33), (1, 12), (3, 3)])
+def test_sd_filter_equals_a_direct_solve(size: tuple[int, int]) -> None:
+    values, mask, image = realistic_case(*size, seed=size[0])
+    assert mask.any()
+    filtered = sd_filter(values, mask, image)
+    lab = static_dynamic.rgb_to_lab(image).permute(1, 2, 0).numpy()
+    for channel in range(2):
+        wanted = direct_sd(values[channel].numpy(), mask.numpy(), lab)
+        assert np.abs(filtered[channel].numpy() - wanted).max() < 1e-3
+
+
+def test_rows_in_torch_and_compiled_cuts_give_the_same_solution() -> None:
+    solve = pytest.importorskip("surefeat.match.grid_solver").solve
+    generator = torch.Generator().manual_seed(0)
+    for height, width in ((19, 30), (30, 19), (1, 5), (5, 1), (1, 1)):
+
+        def decades(h: int, w: int) -> Tensor:
+            return 20 * 10 ** (-10 * torch.rand(2, h, w, generator=generator).double())
+
+        right, down = decades(height, width - 1), decades(height - 1, width)
+        mask = (torch.rand(2, height, width, generator=generator) < 0.3).double()
+        mask[:, 0, 0] = 1
+        targets = torch.randn(2, 3, height, width, generator=generator).double() * 50
+        targets = targets * mask[:, None]
+        rows = static_dynamic.solve_by_rows(mask, right, down, targets)
+        for i in range(2):
+            cuts = solve(*(t[i].numpy() for t in (mask, right, down, targets)))
+            assert np.abs(rows[i].numpy() - cuts).max() < 1e-4
+
+
+def test_sd_filter_without_numba_and_on_threads_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values, mask, image = realistic_case(30, 44, seed=3)
+    compiled = sd_filter(values, mask, image)
+    torch.set_num_threads(2)
+    assert torch.allclose(sd_filter(values, mask, image), compiled, atol=1e-4)
+    monkeypatch.setattr(static_dynamic, "find_spec", lambda name: None)
+    assert torch.allclose(sd_filter(values, mask, image), compiled, atol=1e-4)
+
+
+def test_sd_filter_treats_a_batch_like_its_members() -> None:
+    cases = [realistic_case(20, 28, seed=s) for s in (1, 2)]
+    batch = sd_filter(*(torch.stack(part) for part in zip(*cases, strict=True)))
+    for case, filtered in zip(cases, batch, strict=True):
+        assert torch.allclose(sd_filter(*case), filtered, atol=1e-4)
+
+
+def test_lab_equals_scikit_image() -> None:
+    color = pytest.importorskip("skimage.color")
+    image = photo(16, 20)
+    wanted = color.rgb2lab(image.permute(1, 2, 0).numpy())
+    ours = static_dynamic.rgb_to_lab(image).permute(1, 2, 0).numpy()
+    # The two use the same white point to four digits.
+    assert np.abs(ours - wanted).max() < 0.02
+
+
+def test_a_constant_field_stays_constant_and_fills_the_mask() -> None:
+    _, mask, image = realistic_case(32, 40, seed=5)
+    constant = torch.full((2, 32, 40), 7.25)
+    garbage = torch.where(mask, constant, torch.full_like(constant, 1e4))
+    assert torch.allclose(sd_filter(garbage, mask, image), constant, atol=1e-3)
+
+
+def test_holes_are_filled_between_their_surroundings() -> None:
+    ramp = torch.arange(40.0).expand(40, 40).clone()
+    mask = torch.ones(40, 40, dtype=torch.bool)
+    mask[12:28, 12:28] = False
+    flat = torch.full((3, 40, 40), 100, dtype=torch.uint8)
+    filled = sd_filter(ramp, mask, flat)
+    assert (filled[14:26, 14:26] - ramp[14:26, 14:26]).abs().max() < 2
+    assert (filled[20, 13:28] > filled[20, 12:27]).all()
+
+
+def test_a_step_in_the_image_keeps_the_two_sides_apart() -> None:
+    image = torch.zeros(3, 20, 40, dtype=torch.uint8)
+    image[:, :, 20:] = 255
+    values = torch.zeros(20, 40)
+    values[:, 20:] = 10
+    mask = torch.zeros(20, 40, dtype=torch.bool)
+    mask[5, [2, 37]] = True
+    with_edge = sd_filter(values, mask, image)
+    assert with_edge[:, :20].abs().max() < 0.1
+    assert (with_edge[:, 20:] - 10).abs().max() < 0.1
+    without = sd_filter(values, mask, torch.zeros_like(image))
+    assert 2 < without[5, 19] < 8
+
+
+def test_an_empty_mask_gives_zeros() -> None:
+    values = torch.full((2, 2, 8, 9), 5.0)
+    mask = torch.zeros(2, 8, 9, dtype=torch.bool)
+    mask[1] = True
+    filtered = sd_filter(values, mask, photo(8, 9).expand(2, 3, 8, 9))
+    assert not filtered[0].any()
+    assert torch.allclose(filtered[1], values[1], atol=1e-3)
+
+
+def test_sd_filter_names_the_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="resize the guidance"):
+        sd_filter(torch.zeros(2, 8, 9), torch.ones(8, 9, dtype=torch.bool), photo(8, 8))
+    with pytest.raises(ValueError, match="at least 1"):
+        sd_filter(
+            torch.zeros(8, 9), torch.ones(8, 9) > 0, photo(8, 9), settings=SDSettings(iterations=0)
+        )

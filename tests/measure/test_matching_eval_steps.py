@@ -1,0 +1,184 @@
+"""The steps of a matching evaluation, each by itself against public functions and loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench import CPU, PROTOCOL, SIZE
+from surefeat.core.geometry import Frame, box_iou
+from surefeat.core.image import resize
+from surefeat.data.benchmarks import load_benchmark
+from surefeat.match.dense import dense_from_regions, transfer_points
+from surefeat.match.points import match_points
+from surefeat.match.regions import dense_products, match_regions, pool_layer, region_scores
+from surefeat.match.search import WIDE_VOTING, Voting, find, prepare
+from surefeat.measure.matching import find_near, finer, measure, to_square
+from surefeat.measure.material import FeatureStore, Material, prepare_material
+from surefeat.measure.protocol import LocationBonus
+from surefeat.measure.rows import Row, as_features, build_row
+from surefeat.model.features import Features
+
+
+@pytest.fixture(scope="module")
+def material(listed: Path, boxes: Path) -> Material:
+    benchmark = load_benchmark("pairs", listed)
+    return prepare_material(benchmark, PROTOCOL, proposals=boxes, quiet=True)
+
+
+def test_flow_and_regions_come_from_the_same_matches(material: Material, model: Path) -> None:
+    """IoUs by rank against a slow loop over the best matches."""
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    case = next(c for c in material.cases if c.truth is not None and len(c.truth.active) > 3)
+    coarse = replace(PROTOCOL, pooled_cells=1)
+    (record,) = measure([case], row, store, material.pictures, coarse)
+    assert case.truth is not None
+    features0, features1 = (store[key] for key in case.keys)
+    found = match_regions(
+        features0, features1, case.boxes0, case.boxes1, descriptor_weight=1, lower_weight=3
+    )
+    slow = []
+    for place, active in enumerate(case.truth.active.tolist()):
+        match, truth = case.boxes1[found.index[active]], case.truth.boxes[place]
+        slow.append((-float(found.score[active]), place, float(box_iou(match[None], truth[None]))))
+    assert record["iou_by_rank"] == pytest.approx([iou for _, _, iou in sorted(slow)], abs=1e-5)
+
+
+def test_mean_flow_is_the_printed_route_from_regions_pooled_by_means(
+    material: Material, model: Path
+) -> None:
+    """Against the public functions, one after the other."""
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    coarse = replace(PROTOCOL, pooled_cells=1)
+    case = replace(material.cases[0], measures=("mean-flow",))
+    (record,) = measure([case], row, store, material.pictures, coarse)
+    assert set(record) == {"pair", "variant", "identity", "mean-flow"}
+    frames = [case.frame(coarse.side, i) for i in (0, 1)]
+    boxes = [to_square(b, f) for b, f in zip((case.boxes0, case.boxes1), frames, strict=True)]
+    found = match_regions(*(store[key] for key in case.keys), *boxes, pooling="mean")
+    guide = resize(material.pictures[case.keys[0]][None], size=(coarse.side, coarse.side))[0]
+    field = dense_from_regions(
+        found.boxes0, found.boxes1, found.score, guide, size1=(coarse.side, coarse.side)
+    )
+    moved = transfer_points(field, frames[0].to_network(case.pair.common()[0]))
+    expected = frames[1].to_original(moved)
+    torch.testing.assert_close(
+        torch.tensor(record["mean-flow"]["points"]), expected, atol=2e-3, rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", ["voting", "wide-voting"])
+def test_votes_are_those_of_public_matching(material: Material, model: Path, name: str) -> None:
+    """Each way of voting with its own settings."""
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    settings = {"voting": Voting(), "wide-voting": WIDE_VOTING}[name]
+    moved = 0.0
+    for case in material.cases[:4]:
+        (record,) = measure([case], row, store, material.pictures, PROTOCOL)
+        frames = [case.frame(PROTOCOL.side, i) for i in (0, 1)]
+        points = frames[0].to_network(case.pair.common()[0])
+        found = match_points(*(store[key] for key in case.keys), points, voting=settings)
+        expected = frames[1].to_original(found.points1)
+        assert torch.allclose(torch.tensor(record[name]["points"]), expected, atol=2e-3)
+        other = "voting" if name == "wide-voting" else "wide-voting"
+        moved += float((torch.tensor(record[other]["points"]) - expected).norm(dim=1).max())
+    assert moved > 1  # the two do not agree on everything
+
+
+def test_a_location_bonus_pulls_to_the_same_place(material: Material, model: Path) -> None:
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    sides = [
+        prepare(store[key], descriptor_weight=1.0, lower_weight=0.0)
+        for key in material.cases[0].keys
+    ]
+    points = torch.tensor([[20.0, 30.0], [70.0, 40.0]])
+    pulled = find_near(sides[0], sides[1], points, LocationBonus(weight=100.0, reach=0.2))
+    assert float((pulled - points).norm(dim=1).max()) < 4  # half a place's diagonal
+    free = find_near(sides[0], sides[1], points, LocationBonus(weight=0.0))
+    expected = find(sides[0], sides[1], points, None, refine=True).points
+    torch.testing.assert_close(free, expected)
+
+
+def test_finer_maps_are_read_alike_between_their_cells(material: Material, model: Path) -> None:
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    given = store[material.cases[0].keys[0]]
+    fine = finer(given, cells=24)
+    assert fine.descriptors.shape == (16, 24, 24)
+    assert (fine.uncertainty.shape, fine.stride, given.stride) == ((24, 24), 4, 8)
+    # The finer cells' centres lie a quarter of a cell beside the coarser ones.
+    points = torch.cartesian_prod(torch.arange(24), torch.arange(24)).flip(-1) * 4 + 1.5
+    torch.testing.assert_close(fine.at(points), given.at(points), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(fine.confidence_at(points), given.confidence_at(points))
+    assert torch.equal(finer(fine, cells=24).lower, F.normalize(fine.lower, dim=0))
+
+
+def test_raw_maps_are_grown_without_changing_their_lengths() -> None:
+    maps = 9 * torch.rand(1, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+    raw = as_features(maps, side=SIZE, unit=False)[0]
+    fine = finer(raw, cells=12, unit=False).descriptors
+    # At two cells for one, the mean of neighbouring fine cells is what lies between their centres.
+    middle = (fine[:, 1:-1:2] + fine[:, 2::2]) / 2
+    middle = (middle[..., 1:-1:2] + middle[..., 2::2]) / 2
+    between = F.avg_pool2d(maps[0], 2, stride=1)
+    torch.testing.assert_close(middle, between)
+    unit = finer(raw, cells=12).descriptors
+    torch.testing.assert_close(unit, F.normalize(fine, dim=0))
+
+
+def test_a_raw_row_s_regions_are_matched_by_raw_maps(material: Material) -> None:
+    """Lengths that differ between places change which regions match; Row.unit says so."""
+    case = next(c for c in material.cases if c.truth is not None and len(c.truth.active) > 3)
+    assert case.truth is not None
+
+    def extract(images: Tensor) -> list[Features]:
+        return as_features(F.avg_pool2d(images.float(), 8), side=SIZE, unit=False)
+
+    found = {}
+    for unit in (False, True):
+        row = Row("x", extract, unit=unit)
+        store = FeatureStore(row, material.pictures, PROTOCOL, device=CPU, limit=1 << 30)
+        (record,) = measure([case], row, store, material.pictures, PROTOCOL)
+        fine = [finer(store[key], cells=28, unit=unit) for key in case.keys]
+        match = match_regions(*fine, case.boxes0, case.boxes1, confidence=False, lower=False)
+        active = case.truth.active
+        order = match.score[active].argsort(descending=True, stable=True)
+        iou = box_iou(case.boxes1[match.index[active]], case.truth.boxes).diagonal()[order]
+        assert record["iou_by_rank"] == pytest.approx(iou.tolist(), abs=1e-5)
+        found[unit] = record["iou_by_rank"]
+    assert found[False] != found[True]
+
+
+def test_boxes_stay_upright_in_the_square() -> None:
+    frame = Frame(original=(300, 300), network=(100, 100))
+    boxes = torch.tensor([[30.0, 30, 30, 30], [0, 0, 299, 299], [299, 20, 299, 40]])
+    found = to_square(boxes, frame)
+    assert bool((found[:, 2:] >= found[:, :2]).all())
+    assert bool((found >= 0).all())
+    assert bool((found <= 99).all())
+    assert found[1].tolist() == pytest.approx([0, 0, 99, 99], abs=1e-4)
+
+
+def test_products_per_bin_in_half_precision_give_the_same_scores(
+    material: Material, model: Path
+) -> None:
+    """What a GPU computes, run here in the CPU's half precision."""
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    case = material.cases[0]
+    pooled = [
+        pool_layer(store[key], boxes[:20], "descriptors", confidence=True)
+        for key, boxes in zip(case.keys, (case.boxes0, case.boxes1), strict=True)
+    ]
+    exact = region_scores(pooled[:1], pooled[1:], (1.0,), normalised=False)
+    dense = dense_products(pooled[0], pooled[1]).clamp_min(0)
+    torch.testing.assert_close(dense, exact, rtol=1e-3, atol=1e-3 * float(exact.max()))

@@ -1,0 +1,115 @@
+"""PCR, mIoU@k and the controls, against hand-computed cases and slow loops."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from surefeat.core.geometry import box_iou
+from surefeat.data.benchmarks import shifted_target
+from surefeat.measure.metrics import identity_points, paired_iou, region_curves
+
+
+def test_paired_iou_uses_inclusive_widths() -> None:
+    # 10 x 10 pixels and the same moved by 5: 50 common of 150.
+    boxes0 = torch.tensor([[0.0, 0.0, 9.0, 9.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 4.0, 4.0]])
+    boxes1 = torch.tensor([[5.0, 0.0, 14.0, 9.0], [0.0, 0.0, 0.0, 0.0], [5.0, 0.0, 9.0, 4.0]])
+    assert paired_iou(boxes0, boxes1).tolist() == pytest.approx([1 / 3, 1.0, 0.0])
+    generator = torch.Generator().manual_seed(0)
+    low, more = torch.rand(2, 2, 50, 2, generator=generator).unbind(0)
+    boxes = torch.cat([low * 20, low * 20 + more * 30], dim=-1)
+    expected = box_iou(boxes[0], boxes[1]).diagonal()
+    torch.testing.assert_close(paired_iou(boxes[0], boxes[1]), expected)
+
+
+def slow_pcr(ious: list[Tensor], t: float) -> list[float]:
+    return [sum(1 - v < t for v in iou.tolist()) / len(iou) for iou in ious if len(iou)]
+
+
+def slow_miou(ious: list[Tensor], scores: list[Tensor], k: int) -> float:
+    kept: list[float] = []
+    for iou, score in zip(ious, scores, strict=True):
+        order = sorted(range(len(iou)), key=lambda i: -score[i].item())
+        kept += [iou[i].item() for i in order[:k]]
+    return sum(kept) / len(kept)
+
+
+def test_region_curves_agree_with_slow_loops() -> None:
+    generator = torch.Generator().manual_seed(1)
+    lengths = [3, 150, 0, 40, 1, 99]
+    ious = [torch.rand(n, generator=generator, dtype=torch.float64) for n in lengths]
+    scores = [torch.randint(0, 9, (n,), generator=generator).float() for n in lengths]
+    curves = region_curves(ious, scores, ["x", "x", "x", "y", "y", "z"])
+    for index, t in enumerate(curves.thresholds):
+        assert t == pytest.approx(index / 100)
+        shares = slow_pcr(ious, index / 100)
+        assert curves.pcr[index] == pytest.approx(sum(shares) / 5)
+        by_class = (sum(shares[:2]) / 2 + sum(shares[2:4]) / 2 + shares[4]) / 3
+        assert curves.pcr_by_class[index] == pytest.approx(by_class)
+    for k in curves.ranks:
+        assert curves.miou[k - 1] == pytest.approx(slow_miou(ious, scores, k))
+    assert (curves.pairs, curves.empty_pairs, curves.proposals) == (5, 1, 293)
+    assert (len(curves.pcr), len(curves.miou)) == (101, 100)
+
+
+def test_region_curves_of_a_hand_computed_case() -> None:
+    # Pair 1: IoU 1 and 0.5 (scores 0.1, 0.9); pair 2: IoU 0.25.
+    ious = [torch.tensor([1.0, 0.5]), torch.tensor([0.25])]
+    curves = region_curves(ious, [torch.tensor([0.1, 0.9]), torch.tensor([0.3])], ["a", "b"])
+    assert curves.pcr[0] == 0.0  # 1 - IoU < 0 holds for nothing, not even a perfect match
+    assert curves.pcr[1] == 0.25
+    assert curves.pcr[50] == 0.25  # 1 - 0.5 < 0.5 does not hold
+    assert curves.pcr[51] == 0.5
+    assert curves.pcr[76] == 1.0
+    assert curves.miou[0] == pytest.approx((0.5 + 0.25) / 2)
+    assert curves.miou[1] == curves.miou[99] == pytest.approx((1 + 0.5 + 0.25) / 3)
+    # Trapezoids of 1/100: a step from a to b within one hundredth counts half.
+    heights = [0.0] + [0.25] * 50 + [0.5] * 25 + [1.0] * 25
+    area = sum((a + b) / 2 for a, b in pairwise(heights)) / 100
+    assert curves.pcr_area == pytest.approx(area)
+    assert curves.miou_area == pytest.approx((98 * 1.75 / 3 + (0.375 + 1.75 / 3) / 2) / 99)
+
+
+def test_perfect_and_hopeless_regions_reach_the_ends_of_the_scale() -> None:
+    scores = [torch.rand(5, generator=torch.Generator().manual_seed(0))]
+    perfect = region_curves([torch.ones(5)], scores, ["a"])
+    assert perfect.pcr_area == pytest.approx(0.995)  # t = 0 admits nothing
+    assert perfect.miou_area == pytest.approx(1.0)
+    hopeless = region_curves([torch.zeros(5)], scores, ["a"])
+    assert hopeless.pcr_area == hopeless.miou_area == 0.0
+
+
+def test_region_curves_refuse_to_average_nothing() -> None:
+    with pytest.raises(ValueError, match="no pair has an active proposal"):
+        region_curves([torch.zeros(0)], [torch.zeros(0)], ["a"])
+    with pytest.raises(ValueError, match="as many scores as IoUs"):
+        region_curves([torch.zeros(2)], [torch.zeros(3)], ["a"])
+
+
+def test_identity_keeps_the_relative_place() -> None:
+    # Outer corners and the middle of a 100 x 50 image, in a 10 x 20 one.
+    points = torch.tensor([[-0.5, -0.5], [49.5, 99.5], [24.5, 49.5]])
+    moved = identity_points(points, size0=(100, 50), size1=(10, 20))
+    torch.testing.assert_close(moved, torch.tensor([[-0.5, -0.5], [19.5, 9.5], [9.5, 4.5]]))
+
+
+def test_shifted_target_moves_points_and_pixels_together() -> None:
+    generator = torch.Generator().manual_seed(2)
+    points = torch.tensor([[3.0, 4.0], [60.0, 20.0], [95.0, 9.0], [79.0, 0.0], [80.0, 0.0]])
+    image = torch.rand(3, 30, 100, generator=generator) * 0.5
+    for x, y in points.long().tolist():
+        image[:, y, x] = 1.0
+    shifted, moved, inside = shifted_target(image, points)
+    # 45/224 of 100 px = 20.09 -> 20.
+    assert inside.tolist() == [True, True, False, True, False]
+    assert moved[:, 0].tolist() == [23.0, 80.0, 115.0, 99.0, 100.0]
+    for x, y in moved[inside].long().tolist():
+        assert shifted[:, y, x].tolist() == [1.0, 1.0, 1.0]
+    padded = torch.nn.functional.pad(image, (20, 0))
+    padded[..., :20] = image[..., :20].flip(-1)
+    torch.testing.assert_close(shifted, padded[..., :100], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="use 0 to 224"):
+        shifted_target(image, points, pixels_of_224=230)

@@ -1,0 +1,135 @@
+"""Results side by side: the bootstrap against cases that can be counted, tables, the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench import SIZE, write_model, write_pairs
+from surefeat.cli.main import main
+from surefeat.measure.compare import compare, difference, difference_table, paired
+from surefeat.measure.results import NEEDED, read_result, write_result
+from surefeat.measure.tables import groups, main_table, markdown
+
+
+def result(row: str, values: list[float | None], **more: Any) -> dict[str, Any]:
+    known = [value for value in values if value is not None]
+    base: dict[str, Any] = dict.fromkeys(NEEDED, "x")
+    base |= {
+        "row": row, "benchmark": "pf-pascal", "split": "test", "rule": "scnet", "curves": {},
+        "metrics": {"flow pck@0.1 scnet": sum(known) / len(known)}, "by_class": {},
+        "pairs": {"names": [f"p{i}" for i in range(len(values))], "flow pck@0.1 scnet": values},
+    }  # fmt: skip
+    return base | more
+
+
+def test_a_constant_gain_is_certain() -> None:
+    (found,) = compare(result("a", [10.0, 20.0, 30.0]), result("b", [15.0, 25.0, 35.0]))
+    assert (found.first, found.second, found.difference) == (20, 25, 5)
+    assert (found.low, found.high, found.chance, found.pairs) == (5, 5, 0, 3)
+
+
+def test_two_opposite_changes_prove_nothing() -> None:
+    """Resampled means of +1 and -1 are -1, 0 and 1 with 1/4, 1/2, 1/4."""
+    found = difference("m", torch.tensor([[0.0, 1.0], [0.0, -1.0]], dtype=torch.float64))
+    assert (found.difference, found.low, found.high, found.chance) == (0, -1, 1, 1)
+
+
+def test_chance_is_what_counting_all_resamples_gives() -> None:
+    """Of three pairs one gains: all 27 draws miss it 8 times, and never lose."""
+    values = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 5.0]], dtype=torch.float64)
+    found = difference("m", values)
+    assert found.chance == pytest.approx(2 * 8 / 27, abs=0.03)
+    assert (found.low, found.high) == (0, 3)
+    assert difference("m", values) == found
+    assert difference("m", values, seed=1) != found
+
+
+def test_pairs_without_a_value_are_left_out() -> None:
+    assert paired([1.0, None, 3.0], [None, 2.0, 4.0]).tolist() == [[3.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"benchmark": "pf-willow"}, "different benchmarks, pf-pascal and pf-willow"),
+        ({"split": "val"}, "different splits, test and val"),
+        ({"pairs": {"names": ["q"]}}, "of different pairs"),
+    ],
+)
+def test_results_of_different_pairs_are_not_compared(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compare(result("a", [1.0]), result("b", [1.0], **change))
+
+
+def test_the_comparison_reads_as_a_table() -> None:
+    found = compare(result("a", [10.0, 20.0]), result("b", [11.0, 21.0]))
+    assert difference_table(found, ("a", "b")).splitlines()[2] == (
+        "| flow pck@0.1 scnet | 15.0 | 16.0 | 1.0 | 1.0 to 1.0 | 0.000 | 2 |"
+    )
+
+
+def test_a_result_without_its_provenance_is_not_written(tmp_path: Path) -> None:
+    wrong = result("a", [1.0])
+    del wrong["commit"]
+    with pytest.raises(ValueError, match="a result needs commit"):
+        write_result(tmp_path / "x.json", wrong)
+    (tmp_path / "y.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"y\.json is no result of surefeat evaluate: no row"):
+        read_result(tmp_path / "y.json")
+    (tmp_path / "z.json").write_text("{\n1")
+    with pytest.raises(ValueError, match=r"z\.json, line 2: not JSON"):
+        read_result(tmp_path / "z.json")
+
+
+def test_numbers_are_rounded_and_nan_becomes_null(tmp_path: Path) -> None:
+    metrics = {"a": 1 / 3, "b": float("nan"), "c": 2}
+    path = write_result(tmp_path / "x.json", result("r", [1.0], metrics=metrics))
+    assert json.loads(path.read_text())["metrics"] == {"a": 0.3333, "b": None, "c": 2}
+
+
+def test_the_table_has_the_rows_by_rising_pck_beside_the_published_number() -> None:
+    metrics = {"flow pck@0.1 scnet": 63.04, "pcr area": 0.4321,
+               "identity pck@0.1 scnet": 37.0}  # fmt: skip
+    better = result("ours", [66.0])
+    worse = result("resnet50-hc", [1.0], metrics=metrics)
+    (group,) = groups([better, worse]).values()
+    lines = markdown(main_table(group)).splitlines()
+    assert lines[2].startswith("| resnet50-hc | 63.0 |  |")
+    assert lines[2].endswith("| 0.432 |  | 64.0 |")
+    assert lines[3].startswith("| ours | 66.0 |")
+    assert lines[3].endswith("| 66.5 |")
+    assert "| 37.0 |" in lines[4]
+
+
+def test_the_commands_measure_compare_and_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = write_pairs(tmp_path / "data", count=16, most=3)
+    model, out = write_model(tmp_path / "model"), tmp_path / "results"
+    main(
+        f"evaluate pairs {pairs} --rows mine={model} hog --out {out} --boxes 40 --side {SIZE} "
+        "--device cpu --json".split()
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"mine", "hog"}
+    assert "flow pck@0.1 img" in found["hog"]
+    assert "nearest auroc confidence" not in found["hog"]
+    files = [out / f"pairs-test-{row}.json" for row in ("hog", "mine")]
+    main(["evaluate", "compare", *map(str, files)])
+    assert "| mean iou |" in capsys.readouterr().out
+    main(["evaluate", "tables", str(out), "--out", str(tmp_path / "tables")])
+    written = {path.name for path in (tmp_path / "tables").iterdir()}
+    assert written == {
+        "index.html", "results.md", "pairs-test-pck.png", "pairs-test-regions.png",
+    }  # fmt: skip
+    text = (tmp_path / "tables" / "results.md").read_text()
+    assert "| hog |" in text
+    assert "### flow, all conventions" in text
+    main(["data", "show", "pairs", str(pairs), "--out", str(tmp_path / "p.png"), "--count", "2"])
+    assert "2 of 3 pairs" in capsys.readouterr().out
+    assert (tmp_path / "p.png").stat().st_size > 5000

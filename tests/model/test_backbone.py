@@ -1,0 +1,206 @@
+"""Trunks against torchvision and against their own stride-32 form (method, section 1, hazard 4)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from surefeat.model.files import ModelConfig
+from surefeat.model.network import DenseFeatures
+from surefeat.model.trunks import ResNet50, Vgg16, build_trunk, conv_bn
+from surefeat.model.weights import load_initial, read_weights, stride_in_1x1_of
+
+
+def _randomised(module: nn.Module, seed: int) -> nn.Module:
+    """Random weights that keep activations alive through 50 layers, and random norm statistics."""
+    generator = torch.Generator().manual_seed(seed)
+    for m in module.modules():
+        if isinstance(m, nn.Conv2d):
+            fan = m.weight[0].numel()
+            m.weight.data = torch.randn(m.weight.shape, generator=generator) * (2 / fan) ** 0.5
+        if isinstance(m, nn.BatchNorm2d):
+            for tensor in (m.weight.data, m.running_var):
+                tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator))
+            for tensor in (m.bias.data, m.running_mean):
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)
+    return module.eval()
+
+
+def _image(size: int, seed: int = 0) -> Tensor:
+    return torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def _relative_error(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("stride_in_1x1", [True, False])
+def test_dilated_map_subsampled_by_two_is_the_stride_32_network(stride_in_1x1: bool) -> None:
+    plain = ResNet50(stride_in_1x1=stride_in_1x1, dilated=False)
+    _randomised(plain, 0)
+    dilated = ResNet50(stride_in_1x1=stride_in_1x1).eval()
+    dilated.load_state_dict(plain.state_dict())
+    with torch.inference_mode():
+        coarse = plain(_image(160), ("res5c",))["res5c"]
+        fine = dilated(_image(160), ("res5c",))["res5c"]
+    assert fine.shape[-1] == 2 * coarse.shape[-1]
+    assert coarse.abs().mean() > 0.01
+    assert _relative_error(fine[..., ::2, ::2], coarse) < 1e-4
+    # And the places between are new values, not copies.
+    assert _relative_error(fine[..., 1::2, 1::2], coarse) > 0.1
+
+
+def test_resnet_equals_torchvision() -> None:
+    theirs = _randomised(torchvision.models.resnet50(), 1)
+    ours = ResNet50(dilated=False).eval()
+    load_initial_from(ours, theirs.state_dict())
+    body = nn.Sequential(*list(theirs.children())[:-2])
+    with torch.inference_mode():
+        expected, found = body(_image(96)), ours(_image(96), ("res5c",))["res5c"]
+    assert _relative_error(found, expected) < 1e-4
+
+
+def load_initial_from(trunk: nn.Module, state: dict[str, Tensor]) -> None:
+    trunk.load_state_dict({k: v for k, v in state.items() if k in trunk.state_dict()})
+
+
+def test_vgg_equals_torchvision_up_to_pool4() -> None:
+    theirs = _randomised(torchvision.models.vgg16(), 2)
+    ours = Vgg16().eval()
+    load_initial_from(ours, theirs.state_dict())
+    with torch.inference_mode():
+        expected = theirs.features[:24](_image(64))
+        found = ours(_image(64), ("pool4",))["pool4"]
+    torch.testing.assert_close(found, expected)
+
+
+def test_vgg_with_conv5_equals_torchvision_and_adds_pool4_to_its_descriptors() -> None:
+    theirs = _randomised(torchvision.models.vgg16(), 2)
+    model = DenseFeatures(ModelConfig(trunk="vgg16-conv5", channels=8)).eval()
+    load_initial_from(model.trunk, theirs.state_dict())
+    with torch.inference_mode():
+        found = model.trunk(_image(64), ("pool4", "conv5"))
+        torch.testing.assert_close(found["conv5"], theirs.features[:30](_image(64)))
+        torch.testing.assert_close(found["pool4"], theirs.features[:24](_image(64)))
+    assert (model.lower, model.stride) == ("pool4", 16)
+    model.set_trained("last")
+    learning = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert {n for n in learning if n.endswith("weight")} == {
+        "head.weight", *(f"trunk.features.{i}.weight" for i in (24, 26, 28))
+    }  # fmt: skip
+
+
+def test_folded_batch_norm_has_the_outputs_and_gradients_of_the_plain_one() -> None:
+    torch.manual_seed(0)
+    conv, bn = nn.Conv2d(3, 4, 3, padding=1, bias=False).double(), nn.BatchNorm2d(4).double()
+    _randomised(bn, 3)
+    image = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    weights = [conv.weight, bn.weight, bn.bias]
+    plain, folded = bn(conv(image)), conv_bn(image, conv, bn, relu=False)
+    torch.testing.assert_close(folded, plain)
+    for ours, theirs in zip(
+        torch.autograd.grad(folded.square().sum(), weights),
+        torch.autograd.grad(plain.square().sum(), weights),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_taps_are_the_papers_layers_and_deeper_ones_are_not_run() -> None:
+    trunk = ResNet50().eval()
+    assert list(trunk.taps)[-4:] == ["res4f", "res5a", "res5b", "res5c"]
+    with torch.inference_mode():
+        taps = trunk(_image(64), ("res3c", "res4c"))
+    assert {k: tuple(v.shape[1:]) for k, v in taps.items()} == {
+        "res3c": (512, 8, 8),
+        "res4c": (1024, 4, 4),
+    }
+
+
+def test_timm_trunk_gives_maps_of_the_promised_stride() -> None:
+    pytest.importorskip("timm")
+    model = DenseFeatures(ModelConfig(trunk="timm:resnet18", lower="stage3", channels=16)).eval()
+    with torch.inference_mode():
+        maps = model(torch.rand(1, 3, 64, 96))
+    assert maps.descriptors.shape == (1, 16, 64 // model.stride, 96 // model.stride)
+
+
+@pytest.mark.parametrize("name", ["resnet5", "timm:no_such_net_at_all"])
+def test_unknown_trunks_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=r"choose|perhaps"):
+        build_trunk(name)
+
+
+def test_missing_or_wrong_weights_are_an_error_that_names_the_fix(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    trunk = build_trunk("small")
+    state = trunk.state_dict()
+    first = next(iter(state))
+    save_file({k: v for k, v in state.items() if k != first}, tmp_path / "missing.safetensors")
+    save_file(state | {first: torch.zeros(1)}, tmp_path / "shape.safetensors")
+    torch.save({"state_dict": state}, tmp_path / "good.pth")
+    with pytest.raises(ValueError, match=r"missing.*--init none"):
+        load_initial(trunk, tmp_path / "missing.safetensors", name="small")
+    with pytest.raises(ValueError, match=r"needs \(24, 3, 3, 3\)"):
+        load_initial(trunk, tmp_path / "shape.safetensors", name="small")
+    with pytest.raises(FileNotFoundError, match="--init FILE"):
+        load_initial(trunk, tmp_path / "nothing.safetensors", name="small")
+    with pytest.raises(ValueError, match="no ImageNet weights"):
+        load_initial(trunk, "imagenet", name="small")
+    load_initial(trunk, tmp_path / "good.pth", name="small")
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exec, ("raise SystemExit('executed')",))
+
+
+def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
+    torch.save({"weight": _Evil()}, tmp_path / "evil.pth")
+    with pytest.raises(ValueError, match="not a safetensors file or plain state dict"):
+        read_weights(tmp_path / "evil.pth")
+
+
+def test_v1_weights_are_recognised_and_fit(data_root: Path) -> None:
+    path = data_root / "weights" / "resnet50_v1_imagenet.safetensors"
+    assert stride_in_1x1_of(path) is True
+    model = DenseFeatures.create(ModelConfig(), init=path)
+    assert model.config.stride_in_1x1
+
+
+def test_only_the_chosen_layers_learn() -> None:
+    model = DenseFeatures(ModelConfig(trunk="resnet50"))
+    model.set_trained("last", batch_norm="trained")
+    learning = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert all(name.startswith(("trunk.layer4", "head")) for name in learning)
+    norms = {name: m.training for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    assert norms["trunk.layer4.0.bn1"]
+    assert not norms["trunk.layer3.0.bn1"]
+    model.set_trained("all", batch_norm="frozen")
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any(m.training for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    model.set_trained("head")
+    learning = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert learning == {"head.weight", "head.bias"}
+
+
+def test_sigma_starts_near_one_and_descriptors_are_unit() -> None:
+    model = DenseFeatures(ModelConfig(trunk="small", lower="conv4", channels=8)).eval()
+    with torch.inference_mode():
+        maps = model(torch.rand(2, 3, 64, 64))
+    assert maps.uncertainty.median().item() == pytest.approx(1, abs=0.2)
+    torch.testing.assert_close(maps.descriptors.norm(dim=1), torch.ones(2, 8, 8))
+
+
+def test_reading_at_cell_centres_gives_the_cells() -> None:
+    model = DenseFeatures(ModelConfig(trunk="small", lower="conv4", channels=8)).eval()
+    with torch.inference_mode():
+        maps = model(torch.rand(1, 3, 32, 48))
+        read, sigma = maps.at(torch.tensor([[[3.5, 3.5], [19.5, 11.5]]]))
+    torch.testing.assert_close(read[0], maps.descriptors[0, :, [0, 1], [0, 2]].T)
+    torch.testing.assert_close(sigma[0], maps.uncertainty[0, [0, 1], [0, 2]])

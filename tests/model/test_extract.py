@@ -1,0 +1,94 @@
+"""Features to disk: shared by processes, resumable, never mixed up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from surefeat.data.drawn import write_folder
+from surefeat.model.extract import extract_to_folder
+from surefeat.model.features import Features
+from surefeat.model.files import ModelConfig
+from surefeat.model.network import DenseFeatures
+
+HERE = Path(__file__).parents[1]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent / "src")}
+
+
+def small(seed: int) -> DenseFeatures:
+    torch.manual_seed(seed)
+    return DenseFeatures(ModelConfig(trunk="small", channels=8, longest_side=64)).eval()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    write_folder(folder, count=5, size=48, seed=0)
+    return folder
+
+
+def test_two_processes_write_what_one_does_each_its_own_files(photos: Path, tmp_path: Path) -> None:
+    small(0).save_pretrained(tmp_path / "model")
+    (photos / "broken.png").write_bytes(b"")
+    alone = extract_to_folder([photos], tmp_path / "one", model=small(0), quiet=True)
+    command = (
+        f"-m torch.distributed.run --standalone --nproc-per-node 2 -m surefeat extract {photos} "
+        f"--model {tmp_path / 'model'} --out {tmp_path / 'two'} --device cpu --json"
+    )
+    done = subprocess.run(
+        [sys.executable, *command.split()], env=ENVIRONMENT, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"written": 3' in done.stdout
+    assert '"written": 2' in done.stdout
+    (photos / "broken.png").unlink()
+    assert (alone.written, len(alone.skipped)) == (5, 1)
+    names = [sorted(p.name for p in (tmp_path / n).glob("*.safetensors")) for n in ("one", "two")]
+    assert names[0] == names[1]
+    for name in names[0]:
+        first, second = (Features.load(tmp_path / n / name) for n in ("one", "two"))
+        assert torch.allclose(first.descriptors, second.descriptors, atol=1e-3)
+
+
+def test_features_of_two_models_or_sizes_are_not_mixed(photos: Path, tmp_path: Path) -> None:
+    extract_to_folder([photos], tmp_path, model=small(0), quiet=True)
+    again = extract_to_folder([photos], tmp_path, model=small(0), longest_side=64, quiet=True)
+    assert (again.written, again.already_there) == (0, 5)
+    with pytest.raises(ValueError, match="another model"):
+        extract_to_folder([photos], tmp_path, model=small(1), quiet=True)
+    with pytest.raises(ValueError, match="another size"):
+        extract_to_folder([photos], tmp_path, model=small(0), longest_side=96, quiet=True)
+
+
+def test_images_that_would_share_a_file_are_refused(photos: Path, tmp_path: Path) -> None:
+    first = next(photos.glob("*.png"))
+    other = tmp_path / "elsewhere" / first.name
+    other.parent.mkdir()
+    other.write_bytes(first.read_bytes())
+    with pytest.raises(ValueError, match="would both be"):
+        extract_to_folder([first, other], tmp_path / "out", model=small(0), quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_batch_is_as_large_as_asked_for(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sizes = small(0), []
+    plain = model.forward_with_lower
+
+    def watched(images: torch.Tensor) -> object:
+        sizes.append(len(images))
+        return plain(images)
+
+    monkeypatch.setattr(model, "forward_with_lower", watched)
+    extract_to_folder([photos], tmp_path, model=model, batch=3, quiet=True)
+    extract_to_folder([photos] * 8, tmp_path / "many", model=model, batch=20, quiet=True)
+    assert sizes == [3, 2, 5]
+    with pytest.raises(ValueError, match="at least 1"):
+        extract_to_folder([photos], tmp_path, model=model, batch=0)

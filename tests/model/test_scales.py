@@ -1,0 +1,118 @@
+"""Several sizes of one image as one set of features: scores are means over the sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefeat.core.geometry import Frame
+from surefeat.match.search import find, prepare
+from surefeat.model.features import Features, extract_scales, join_scales
+from surefeat.model.files import ModelConfig
+from surefeat.model.network import DenseFeatures
+from surefeat.model.probability import SIGNS, Reliability
+
+
+def seen(rows: int, columns: int, seed: int, *, finer: int = 1) -> Features:
+    """Random features of a 60 x 90 image seen at stride 8."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, columns)
+    return Features(
+        descriptors=F.normalize(torch.randn(5, *shape, generator=generator), dim=0),
+        uncertainty=torch.rand(*shape, generator=generator) + 0.1,
+        lower=F.normalize(torch.rand(7, rows * finer, columns * finer, generator=generator), dim=0),
+        frame=Frame((60, 90), (8 * rows, 8 * columns)),
+        stride=8,
+    )
+
+
+def grown(maps: Tensor, rows: int, columns: int) -> np.ndarray:
+    """Maps (C, h, w) read between their cells' centres, one place after the other."""
+    table = maps.numpy().astype(np.float64)
+    _, height, width = table.shape
+    found = np.zeros((len(table), rows, columns))
+    for y in range(rows):
+        for x in range(columns):
+            v = min(max((y + 0.5) * height / rows - 0.5, 0), height - 1)
+            u = min(max((x + 0.5) * width / columns - 0.5, 0), width - 1)
+            top, left = min(int(v), height - 1), min(int(u), width - 1)
+            low, beside = min(top + 1, height - 1), min(left + 1, width - 1)
+            above = (1 - u + left) * table[:, top, left] + (u - left) * table[:, top, beside]
+            below = (1 - u + left) * table[:, low, left] + (u - left) * table[:, low, beside]
+            found[:, y, x] = (1 - v + top) * above + (v - top) * below
+    return found
+
+
+def unit(maps: np.ndarray) -> np.ndarray:
+    return maps / np.linalg.norm(maps, axis=0)
+
+
+@pytest.mark.parametrize("layer", ["descriptors", "lower"])
+@pytest.mark.parametrize("grids", [[(4, 6), (6, 9)], [(6, 9), (4, 6)], [(4, 6), (5, 7), (6, 9)]])
+def test_a_score_is_the_mean_over_the_sizes(layer: str, grids: list[tuple[int, int]]) -> None:
+    """Every place of one image with every place of another, by a loop over the sizes."""
+    finer = 2 if layer == "lower" else 1
+    images = [[seen(*grid, seed=10 * i + n, finer=finer) for n, grid in enumerate(grids)]
+              for i in range(2)]  # fmt: skip
+    rows, columns = 6 * finer, 9 * finer
+    expected = np.zeros((rows * columns, rows * columns))
+    for part0, part1 in zip(*images, strict=True):
+        maps = [unit(grown(getattr(part, layer), rows, columns)) for part in (part0, part1)]
+        expected += maps[0].reshape(len(maps[0]), -1).T @ maps[1].reshape(len(maps[1]), -1)
+    joined = [getattr(join_scales(parts), layer) for parts in images]
+    assert joined[0].shape[1:] == (rows, columns)
+    scores = joined[0].flatten(1).T @ joined[1].flatten(1)
+    assert np.allclose(scores.numpy(), expected / len(grids), atol=1e-5)
+
+
+def test_sigma_is_the_mean_over_the_sizes() -> None:
+    parts = [seen(4, 6, seed=0), seen(6, 9, seed=1)]
+    expected = (grown(parts[0].uncertainty[None], 6, 9)[0] + parts[1].uncertainty.numpy()) / 2
+    assert np.allclose(join_scales(parts).uncertainty.numpy(), expected, atol=1e-6)
+
+
+def test_joined_features_answer_in_the_frame_of_the_largest() -> None:
+    parts = [seen(6, 9, seed=0), seen(4, 6, seed=1)]
+    joined = join_scales(parts)
+    assert (joined.frame, joined.stride) == (parts[0].frame, 8)
+    points = torch.tensor([[4.5, 4.5], [44.5, 29.5], [80.0, 50.0]])
+    torch.testing.assert_close(joined.at(points).norm(dim=1), torch.ones(3))
+    # The part that was finest is only scaled, so it still lies where it lay.
+    torch.testing.assert_close(F.normalize(joined.descriptors[:5], dim=0), parts[0].descriptors)
+    side = prepare(joined, descriptor_weight=1.0, lower_weight=0.0)
+    found = find(side, side, points, None, refine=False).points
+    assert float((found - points).abs().max()) < 5  # a cell is 10 px
+
+
+def test_a_model_sees_its_images_at_every_size() -> None:
+    torch.manual_seed(0)
+    model = DenseFeatures(ModelConfig(trunk="small", channels=8)).eval()
+    image = torch.randint(0, 255, (3, 48, 64), dtype=torch.uint8)
+    (joined,) = extract_scales(model, [image], (64, 96))
+    small, large = (model.extract(image, longest_side=side)[0] for side in (64, 96))
+    assert joined.frame == large.frame == Frame((48, 64), (72, 96))
+    # Both sizes count the same, and the larger one's cells are its own.
+    torch.testing.assert_close(2**0.5 * joined.descriptors[8:], large.descriptors)
+    points = torch.tensor([[33.0, 20.0]])
+    cell = large.cells(points)[0].round().long()
+    centre = (cell + 0.5) * 8 * 64 / 96 - 0.5
+    mine = 2**0.5 * joined.descriptors[:8, cell[1], cell[0]]
+    torch.testing.assert_close(mine, small.at(centre[None])[0], atol=1e-5, rtol=1e-4)
+
+
+def test_what_holds_for_one_size_is_not_said_of_several() -> None:
+    numbers = tuple(1.0 for _ in SIGNS)
+    known = Reliability(numbers, 0.0, numbers, numbers, False, 0.1, "some pairs", 9)
+    parts = [replace(seen(*grid, seed=0), reliability=known) for grid in ((4, 6), (6, 9))]
+    assert join_scales(parts[:1]).reliability is known
+    assert join_scales(parts).reliability is None
+
+
+def test_one_size_is_left_as_it_is() -> None:
+    only = seen(4, 6, seed=0)
+    assert join_scales([only]) is only

@@ -1,0 +1,65 @@
+"""Figures of results draw the numbers of their files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from surefeat.show.results import accuracy_over_time
+
+# Step, seconds, nearest, voting: no measurement, only different from each other.
+STAGES = [(0, 0.0, 41.0, 61.0), (10, 0.2, 50.0, 66.0), (20, 4.0, 60.0, 68.0), (40, 9.0, 63.0, 69.0)]
+
+
+def result(*, shipped: int = 20) -> dict[str, Any]:
+    """As benchmarks/training_curve.py writes it."""
+    stages = [
+        {"step": step, "seconds": seconds, "pck": {"nearest": nearest, "voting": voting}}
+        for step, seconds, nearest, voting in STAGES
+    ]
+    return {
+        "benchmark": "pf-pascal", "split": "val", "hardware": "a machine",
+        "metrics": {"stages": stages, "shipped steps": shipped},
+    }  # fmt: skip
+
+
+def test_accuracy_over_time_draws_the_stages() -> None:
+    axes = accuracy_over_time(result()).axes[0]
+    curves = {str(line.get_label()): line.get_xydata() for line in axes.lines}
+    seconds = [0.0, 0.2, 4.0, 9.0]
+    for name, values in (
+        ("nearest neighbour", [41.0, 50.0, 60.0, 63.0]),
+        ("voting", [61.0, 66.0, 68.0, 69.0]),
+    ):
+        assert np.array_equal(curves[name], np.stack([seconds, values], axis=1))
+    assert "a machine" in axes.get_xlabel()
+
+
+def test_accuracy_over_time_marks_the_shipped_model_where_it_stops() -> None:
+    axes = accuracy_over_time(result()).axes[0]
+    (mark,) = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert np.array_equal(mark.get_xdata(), [4.0, 4.0])
+    texts = [text.get_text() for text in axes.texts]
+    # Both routes, untrained and shipped.
+    assert {"41.0", "61.0", "60.0", "68.0"} <= set(texts)
+    assert "shipped model: 20 steps, 4 s" in texts
+    elsewhere = accuracy_over_time(result(shipped=30)).axes[0]
+    assert all(line.get_linestyle() == "-" for line in elsewhere.lines)
+
+
+def test_steps_stand_above_their_seconds_where_they_have_room() -> None:
+    figure = accuracy_over_time(result())
+    FigureCanvasAgg(figure).draw()
+    (above,) = figure.axes[0].child_axes
+    assert list(above.get_xticks()) == [0.0, 0.2, 4.0, 9.0]
+    # 0.2 s of 9 are too close for the second label.
+    assert [label.get_text() for label in above.get_xticklabels()] == ["0", "", "20", "40"]
+
+
+@pytest.mark.parametrize("metrics", [{}, {"stages": []}])
+def test_a_result_without_stages_says_how_to_get_them(metrics: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"write them with benchmarks/training_curve\.py"):
+        accuracy_over_time(result() | {"metrics": metrics})
