@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from bench import write_model, write_pairs, write_proposals
+from tiny import write_model, write_pairs, write_proposals
 
 # Other work on the machine must not fail a test: examples have no deadline.
 settings.register_profile("surefeat", deadline=None)

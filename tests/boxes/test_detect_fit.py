@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from detect_tiny import COLOURS, SIDE, fit, make, random_proposals, settings
 from surefeat.boxes import train as detect_train
 from surefeat.boxes.config import BoxesConfig
 from surefeat.boxes.network import Detector
@@ -26,6 +25,7 @@ from surefeat.learn.runs import Run
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import Proposals, key_of, read_proposals, write_proposals
 from surefeat.model.trunks import Small
+from tiny import HUES, SIZE, fit, make, random_proposals, settings
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_the_trunk_learns_only_where_asked(few: Path, tmp_path: Path) -> None:
         config = replace(config, detector=replace(config.detector, tap="conv6"))
         with torch.random.fork_rng():
             torch.manual_seed(config.learn.seed)
-            before = Detector(config.detector, tuple(sorted(COLOURS))).trunk.state_dict()
+            before = Detector(config.detector, tuple(sorted(HUES))).trunk.state_dict()
         after = fit(few, tmp_path / trained, config).trunk.state_dict()
         return [name for name in before if not torch.equal(before[name], after[name])]
 
@@ -96,14 +96,14 @@ def test_the_last_stage_learns_only_where_it_is_used(few: Path, tmp_path: Path) 
 def test_proposals_too_small_do_not_compete(few: Path) -> None:
     found, known = find_labels(few / "photos"), read_proposals(few / "proposals.npz")
     plain, large, none = (
-        read_photos(found.images, known, side=SIDE, count=5, smallest=share)[0]
+        read_photos(found.images, known, side=SIZE, count=5, smallest=share)[0]
         for share in (0.0, 0.4, 2.0)
     )
     least = [float((p.proposals.boxes[:, 2:] - p.proposals.boxes[:, :2] + 1).min()) for p in large]
-    assert min(least) >= 0.4 * SIDE
+    assert min(least) >= 0.4 * SIZE
     assert any(len(p.proposals.boxes) == 5 for p in plain)
     # Without any the whole image is left.
-    assert none[0].proposals.boxes.tolist() == [[0, 0, SIDE - 1, SIDE - 1]]
+    assert none[0].proposals.boxes.tolist() == [[0, 0, SIZE - 1, SIZE - 1]]
 
 
 def test_a_class_of_one_image_is_learned_with_a_warning(
@@ -168,18 +168,18 @@ def test_an_image_without_proposals_has_the_whole_image(few: Path, tmp_path: Pat
     none = {key_of(path.read_bytes()): Proposals(torch.zeros(0, 4))}
     write_proposals(none, ProposalConfig(), tmp_path / "none.npz")
     torch.manual_seed(0)
-    detector = Detector(settings().detector, tuple(COLOURS)).eval()
+    detector = Detector(settings().detector, tuple(HUES)).eval()
     found = find_labels(few / "photos", categories=("sky",))
     one = LabelledImages(tuple(i for i in found.images if i.name == "sky/0.png"), ("sky",))
     done = predict_boxes(
         one, detector, out=tmp_path, config=settings(), proposals=tmp_path / "none.npz", quiet=True
     )
-    assert [c.box for c in done.selection.candidates] == [(0, 0, SIDE - 1, SIDE - 1)]
+    assert [c.box for c in done.selection.candidates] == [(0, 0, SIZE - 1, SIZE - 1)]
 
 
 def test_only_the_first_regions_compete(few: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    detector = Detector(settings().detector, tuple(COLOURS)).eval()
+    detector = Detector(settings().detector, tuple(HUES)).eval()
     done = predict_boxes(
         find_labels(few / "photos"), detector, out=tmp_path, quiet=True,
         config=replace(settings(), regions=1), proposals=few / "proposals.npz",

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from detect_tiny import SIDE, fit, make, settings
 from surefeat.boxes import photos as detect_maps
 from surefeat.boxes.network import Detector
 from surefeat.boxes.photos import FreshMaps, KeptMaps, maps_fit, read_photos
@@ -20,6 +19,7 @@ from surefeat.data.sources import find_images
 from surefeat.match.proposals import Proposals, read_proposals
 from surefeat.measure.detection import centre_box, corloc
 from surefeat.show.objects import chosen, contact_sheet
+from tiny import SIZE, fit, make, settings
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def share_right(folder: Path, detector: Detector) -> tuple[float, float]:
 
     pairs = [(image.name, label) for image in truth.images for label in image.labels]
     centres = [
-        mean(dict.fromkeys(pairs, centre_box((SIDE, SIDE), share=share)))
+        mean(dict.fromkeys(pairs, centre_box((SIZE, SIZE), share=share)))
         for share in (0.15, 0.2, 0.3, 0.5)
     ]
     return mean(best), max(centres)
@@ -52,12 +52,12 @@ def share_right(folder: Path, detector: Detector) -> tuple[float, float]:
 def _photos(folder: Path) -> list[Any]:
     found = find_labels(folder / "photos")
     known = read_proposals(folder / "proposals.npz")
-    return read_photos(found.images, known, side=SIDE, count=80)[0]
+    return read_photos(found.images, known, side=SIZE, count=80)[0]
 
 
 def _mirrored(photo: Any) -> Any:
     x1, y1, x2, y2 = photo.proposals.boxes.unbind(-1)
-    boxes = torch.stack([SIDE - 1 - x2, y1, SIDE - 1 - x1, y2], dim=-1)
+    boxes = torch.stack([SIZE - 1 - x2, y1, SIZE - 1 - x1, y2], dim=-1)
     return replace(photo, pixels=photo.pixels.flip(-1), proposals=Proposals(boxes))
 
 
@@ -94,10 +94,10 @@ def test_pretraining_takes_the_boxes_as_they_are(learned: tuple[Path, Detector])
 def test_kept_maps_are_those_computed_anew(learned: tuple[Path, Detector]) -> None:
     folder, detector = learned
     photos = _photos(folder)[:5]
-    kept = KeptMaps(detector, photos, (64, SIDE), flips=True, amp=False)
+    kept = KeptMaps(detector, photos, (64, SIZE), flips=True, amp=False)
     fresh = FreshMaps(detector, photos, amp=False)
     rows, flips = torch.tensor([3, 0, 4]), torch.tensor([True, False, True])
-    for scale in (64, SIDE):
+    for scale in (64, SIZE):
         first, second = (maps.of(rows, flips, scale=scale) for maps in (kept, fresh))
         torch.testing.assert_close(first.maps, second.maps)
         assert torch.equal(first.shapes, second.shapes)
@@ -107,10 +107,10 @@ def test_scores_are_the_mean_over_scales_and_flips(learned: tuple[Path, Detector
     folder, detector = learned
     photos = _photos(folder)[:3]
     mirrored = [_mirrored(photo) for photo in photos]
-    together = list(score_photos(detector, photos, scales=(64, SIDE)))
+    together = list(score_photos(detector, photos, scales=(64, SIZE)))
     parts = [
         list(score_photos(detector, these, scales=(scale,), flips=False))
-        for these in (photos, mirrored) for scale in (64, SIDE)
+        for these in (photos, mirrored) for scale in (64, SIZE)
     ]  # fmt: skip
     for row, found in enumerate(together):
         mean = torch.stack([part[row].scores for part in parts]).mean(0)
@@ -121,7 +121,7 @@ def test_maps_are_kept_only_where_they_fit(
     learned: tuple[Path, Detector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, detector = learned
-    photos, scales = _photos(folder)[:4], (64, SIDE)
+    photos, scales = _photos(folder)[:4], (64, SIZE)
     kept = KeptMaps(detector, photos, scales, flips=True, amp=False)
     size = sum(maps.maps.nbytes for maps in kept.stored.values())
     for free, fits in ((size, False), (3 * size, True)):

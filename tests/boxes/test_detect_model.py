@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from detect_tiny import generator
 from surefeat.boxes.config import DetectorConfig
 from surefeat.boxes.network import Detector, drop
 from surefeat.model.trunks import Vgg16
+from tiny import generator
 
 SMALL = DetectorConfig(trunk="small", hidden=16, pooled=3)
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from detect_tiny import generator
 from surefeat.boxes.config import DetectorConfig, LearnConfig
 from surefeat.boxes.network import (
     Detector,
@@ -25,6 +24,7 @@ from surefeat.core.geometry import Frame, box_iou
 from surefeat.data.items import Item, Place
 from surefeat.data.labels import PhotoLabels
 from surefeat.match.proposals import Proposals
+from tiny import generator
 
 
 def random_boxes(count: int, *, size: tuple[int, int], seed: int = 0) -> Tensor:

@@ -11,17 +11,17 @@ import pytest
 import torch
 from PIL import Image
 
-from keypoint_tiny import QUICK, small_model, write_labelled
 from surefeat.cli.main import main
 from surefeat.data.keypoints import read_coco
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures
 from surefeat.show.objects import keypoints
+from tiny import QUICK, feature_model, write_labelled
 
 
 @pytest.fixture(scope="module")
 def small() -> DenseFeatures:
-    return small_model()
+    return feature_model()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from benchmark_tiny import BOTH, HEADER, development_layout, pascal, spair, willow
 from surefeat.data import benchmarks as pf_pascal
 from surefeat.data.benchmarks import (
     annotated_pairs,
@@ -20,6 +19,7 @@ from surefeat.data.benchmarks import (
     load_pf_willow,
     load_spair,
 )
+from tiny import BOTH, HEADER, development_layout, pascal, spair, willow
 
 
 def test_pf_willow_gives_all_ordered_pairs_counted_from_zero(tmp_path: Path) -> None:

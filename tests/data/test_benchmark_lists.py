@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmark_tiny import HEADER, picture
 from surefeat.core.image import load
 from surefeat.data.pairs import Pair, image_size, load_pairs
+from tiny import HEADER, picture
 
 
 def write_list(folder: Path, *rows: str, header: str = HEADER) -> Path:

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from hostile import encode
-from sources_tiny import gradient, names, shard, write
 from surefeat.core.image import load
 from surefeat.data import decode as decoding
 from surefeat.data.decode import decode_all, decode_item
 from surefeat.data.items import SourceError
 from surefeat.data.sources import find_images
+from tiny import gradient, names, shard, write
 
 
 def coco(path: Path, *, boxes: list[dict[str, object]], files: list[str]) -> Path:

@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from hostile import make, noise
-from sources_tiny import names, write
 from surefeat.core.image import ImageError, load, resize
 from surefeat.data.decode import CanvasStream, canvas_bytes, decode_all, decode_item
 from surefeat.data.items import SourceError
 from surefeat.data.sources import find_images
+from tiny import names, write
 
 
 @pytest.mark.usefixtures("no_hang")

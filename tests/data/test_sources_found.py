@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from sources_tiny import gradient, names, shard, write
 from surefeat.core.image import load
 from surefeat.data.decode import decode_all, decode_item
 from surefeat.data.items import SourceError
 from surefeat.data.sources import find_images
+from tiny import gradient, names, shard, write
 
 
 def test_a_folder_is_walked_in_order_without_hidden_files(tmp_path: Path) -> None:

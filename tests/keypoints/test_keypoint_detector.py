@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 import surefeat
-from fewshot_tiny import COLOURS, colours, write_photos
-from keypoint_tiny import QUICK, small_model, write_labelled
 from surefeat.core.geometry import into_box, out_of_box
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import KeypointSet, read_coco
@@ -24,11 +22,12 @@ from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.keypoints.views import described_views
 from surefeat.model.network import DenseFeatures
+from tiny import COLOURS, QUICK, colours, feature_model, write_labelled, write_photos
 
 
 @pytest.fixture(scope="module")
 def small() -> DenseFeatures:
-    return small_model()
+    return feature_model()
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +113,7 @@ def test_another_feature_model_or_a_damaged_folder_is_refused(
 ) -> None:
     folder = tmp_path / "parts"
     KeypointDetector.fit(small, photos, config=QUICK).save(folder)
-    other = small_model(seed=6)
+    other = feature_model(seed=6)
     with pytest.raises(
         ValueError, match=r"fitted on another feature model .*small conv4.*pass the"
     ):

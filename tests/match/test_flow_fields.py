@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flow_tiny import photo, random_boxes
 from surefeat.match.dense import (
     dense_from_regions,
     flow_from_regions,
@@ -15,6 +14,7 @@ from surefeat.match.dense import (
     transfer_points,
     warp_image,
 )
+from tiny import random_boxes, smooth_photo
 
 
 def slow_flow(
@@ -140,7 +140,11 @@ def test_dense_field_of_shifted_regions_is_the_shift_everywhere() -> None:
     boxes0 = torch.tensor([[4.0, 4.0, 20.0, 14.0], [10.0, 12.0, 30.0, 26.0]])
     shift = torch.tensor([5.0, -3.0])
     field = dense_from_regions(
-        boxes0, boxes0 + shift.repeat(2), torch.tensor([0.5, 0.9]), photo(30, 36), size1=(60, 60)
+        boxes0,
+        boxes0 + shift.repeat(2),
+        torch.tensor([0.5, 0.9]),
+        smooth_photo(30, 36),
+        size1=(60, 60),
     )
     assert field.shape == (30, 36, 2)
     assert (field - shift).abs().max() < 1e-2

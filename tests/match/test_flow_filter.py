@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flow_tiny import photo, random_boxes
 from surefeat.match import sd_filter as static_dynamic
 from surefeat.match.dense import flow_from_regions
 from surefeat.match.sd_filter import SDSettings, sd_filter
+from tiny import random_boxes, smooth_photo
 
 sparse = pytest.importorskip("scipy.sparse", reason="the oracle is scipy's sparse solver")
 linalg = pytest.importorskip("scipy.sparse.linalg")
@@ -48,7 +48,7 @@ def realistic_case(height: int, width: int, seed: int) -> tuple[Tensor, Tensor, 
     scores = torch.rand(30, generator=generator)
     size = (height, width)
     field, confidence = flow_from_regions(boxes0, boxes1, scores, size0=size, size1=size)
-    return field.permute(2, 0, 1), confidence > 0, photo(height, width, seed)
+    return field.permute(2, 0, 1), confidence > 0, smooth_photo(height, width, seed)
 
 
 @pytest.mark.parametrize("size", [(40, 56), (61, 33), (1, 12), (3, 3)])
@@ -101,7 +101,7 @@ def test_sd_filter_treats_a_batch_like_its_members() -> None:
 
 def test_lab_equals_scikit_image() -> None:
     color = pytest.importorskip("skimage.color")
-    image = photo(16, 20)
+    image = smooth_photo(16, 20)
     wanted = color.rgb2lab(image.permute(1, 2, 0).numpy())
     ours = static_dynamic.rgb_to_lab(image).permute(1, 2, 0).numpy()
     # The two use the same white point to four digits.
@@ -143,15 +143,18 @@ def test_an_empty_mask_gives_zeros() -> None:
     values = torch.full((2, 2, 8, 9), 5.0)
     mask = torch.zeros(2, 8, 9, dtype=torch.bool)
     mask[1] = True
-    filtered = sd_filter(values, mask, photo(8, 9).expand(2, 3, 8, 9))
+    filtered = sd_filter(values, mask, smooth_photo(8, 9).expand(2, 3, 8, 9))
     assert not filtered[0].any()
     assert torch.allclose(filtered[1], values[1], atol=1e-3)
 
 
 def test_sd_filter_names_the_shapes_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="resize the guidance"):
-        sd_filter(torch.zeros(2, 8, 9), torch.ones(8, 9, dtype=torch.bool), photo(8, 8))
+        sd_filter(torch.zeros(2, 8, 9), torch.ones(8, 9, dtype=torch.bool), smooth_photo(8, 8))
     with pytest.raises(ValueError, match="at least 1"):
         sd_filter(
-            torch.zeros(8, 9), torch.ones(8, 9) > 0, photo(8, 9), settings=SDSettings(iterations=0)
+            torch.zeros(8, 9),
+            torch.ones(8, 9) > 0,
+            smooth_photo(8, 9),
+            settings=SDSettings(iterations=0),
         )

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from match_tiny import analytic, photo, warped_pair, warps
 from surefeat.match.dense import match_dense
 from surefeat.match.points import Matches, match_points, quality, spread
 from surefeat.match.search import Voting, prepare
 from surefeat.measure.reliability import fit_reliability
 from surefeat.model.probability import Reliability
+from tiny import analytic, photo, warped_pair, warps
 
 
 def test_chosen_points_are_spread_confident_and_distinctive() -> None:

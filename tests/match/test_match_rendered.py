@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from match_tiny import analytic, photo, warped_pair, warps
 from surefeat.core.geometry import Frame, apply_affine, cell_centres, invert
 from surefeat.learn.config import preset
 from surefeat.match.dense import match_dense
@@ -19,6 +18,7 @@ from surefeat.match.points import match_points
 from surefeat.match.search import even_grid, find, peak_offset, prepare
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
+from tiny import analytic, photo, warped_pair, warps
 
 
 @pytest.mark.parametrize("name", ["affine", "spline"])

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewshot_tiny import SETTINGS, colours, oracle, write_benchmark, write_photos
 from surefeat.cli.main import main
 from surefeat.keypoints.head import KeypointHead
 from surefeat.measure import fewshot, fewshot_views
@@ -24,6 +23,7 @@ from surefeat.measure.tables import fewshot_class_table, read_fewshot, round_tab
 from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
 from surefeat.show.curves import fewshot_figure
+from tiny import SETTINGS, colours, oracle, write_benchmark, write_photos
 
 
 @pytest.fixture(scope="module")

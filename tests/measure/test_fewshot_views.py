@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fewshot_tiny import COLOURS, KINDS, SIDE, colours, write_benchmark, write_photos
 from surefeat.core.image import Image, crop
 from surefeat.data.items import Place
 from surefeat.data.keypoints import KeypointSet
@@ -24,6 +23,7 @@ from surefeat.measure.fewshot_views import Plan, Views, cut, extract, plain_plan
 from surefeat.measure.rows import at_size, build_dense_row
 from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
+from tiny import COLOURS, KINDS, SIDE, colours, write_benchmark, write_photos
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 import surefeat
 import surefeat.match.proposals as proposal_file
-from bench import CPU, SIZE, write_pairs
 from surefeat.core.geometry import Frame
 from surefeat.core.image import resize
 from surefeat.data.benchmarks import load_benchmark, shifted, shifted_boxes
@@ -22,6 +21,7 @@ from surefeat.measure.evaluate import evaluate_rows, some_pairs
 from surefeat.measure.material import BATCH, FeatureStore, prepare_material, seen_at
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.rows import Row, as_features, build_row
+from tiny import CPU, SIZE, write_pairs
 
 
 def test_a_shifted_pair_loses_the_points_that_leave() -> None:

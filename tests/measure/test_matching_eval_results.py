@@ -11,12 +11,12 @@ import pytest
 
 import surefeat
 import surefeat.measure.evaluate as evaluation
-from bench import SIZE, write_pairs
 from surefeat.data.pairs import load_pairs
 from surefeat.measure.evaluate import evaluate_rows
 from surefeat.measure.matching import measure
 from surefeat.measure.results import read_result
 from surefeat.model.network import DenseFeatures
+from tiny import SIZE, write_pairs
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench import CPU, PROTOCOL, SIZE
 from surefeat.core.geometry import Frame, box_iou
 from surefeat.core.image import resize
 from surefeat.data.benchmarks import load_benchmark
@@ -23,6 +22,7 @@ from surefeat.measure.material import FeatureStore, Material, prepare_material
 from surefeat.measure.protocol import LocationBonus
 from surefeat.measure.rows import Row, as_features, build_row
 from surefeat.model.features import Features
+from tiny import CPU, PROTOCOL, SIZE
 
 
 @pytest.fixture(scope="module")

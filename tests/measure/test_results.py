@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench import SIZE, write_model, write_pairs
 from surefeat.cli.main import main
 from surefeat.measure.compare import compare, difference, difference_table, paired
 from surefeat.measure.results import NEEDED, read_result, write_result
 from surefeat.measure.tables import groups, main_table, markdown
+from tiny import SIZE, write_model, write_pairs
 
 
 def result(row: str, values: list[float | None], **more: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from figures import drawn
 from surefeat import viz
 from surefeat.learn.selfcheck import SelfCheck
+from tiny import drawn
 
 
 def test_loss_surface_draws_the_optimal_sigma() -> None:

@@ -12,13 +12,13 @@ from matplotlib import rcParams
 from matplotlib.colors import to_rgb
 from torch import Tensor
 
-from figures import drawn, pictures, pixel_at
 from surefeat import viz
 from surefeat.core.geometry import Frame
 from surefeat.learn.config import ColourConfig, WarpConfig
 from surefeat.learn.warp import corresponding_points, draw, two_views
 from surefeat.model.features import Features
 from surefeat.show.style import PALETTE
+from tiny import drawn, pictures, pixel_at
 
 ORIGINAL = (120, 180)
 
