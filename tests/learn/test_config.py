@@ -44,7 +44,7 @@ def test_the_default_is_ours() -> None:
 @pytest.mark.parametrize("name", ["ours", "paper", "small"])
 def test_settings_survive_json(name: str) -> None:
     config = preset(name)  # type: ignore[arg-type]
-    config = replace(config, warp=replace(config.warp, zoom=(0.25, 4.5), mirror=True))
+    config = replace(config, warp=replace(config.warp, zoom=(0.25, 4.5), mirrored=0.5))
     assert from_dict(Config, json.loads(json.dumps(to_dict(config)))) == config
 
 
@@ -87,12 +87,8 @@ def test_numbers_that_cannot_work_are_refused_by_their_flag(
         check_numbers(replace(config, **{group: changed}))
 
 
-@pytest.mark.parametrize(
-    ("occluders", "batch", "said"),
-    [(1.5, 4, "a share; use at most 1"), (-0.1, 4, "use at least 0"), (0.5, 1, "batch 2 or more")],
-)
-def test_occluders_that_cannot_be_are_refused(occluders: float, batch: int, said: str) -> None:
+@pytest.mark.parametrize(("share", "said"), [(1.5, "use at most 1"), (-0.1, "use at least 0")])
+def test_a_share_of_mirrored_views_beyond_its_range_is_refused(share: float, said: str) -> None:
     config = preset("small")
-    warp, train = replace(config.warp, occluders=occluders), replace(config.train, batch=batch)
     with pytest.raises(ValueError, match=said):
-        check_numbers(replace(config, warp=warp, train=train))
+        check_numbers(replace(config, warp=replace(config.warp, mirrored=share)))

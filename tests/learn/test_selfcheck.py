@@ -188,12 +188,3 @@ def test_the_calibration_gap_of_a_case_by_hand() -> None:
     assert calibration_gap(predicted, actual, bins=4) == pytest.approx((0.1 + 0.1 + 0.1 + 0.3) / 4)
     # Fewer points than bins: one bin for each.
     assert calibration_gap(predicted, actual) == pytest.approx((0.1 + 0.1 + 0.1 + 0.3) / 4)
-
-
-def test_occluders_of_the_run_are_not_checked_with() -> None:
-    pixels, sizes = places(4)
-    plain, hidden = (
-        self_check(Fake(), pixels, sizes, warp=warp, colour=NO_COLOUR)
-        for warp in (WARP, replace(WARP, occluders=1.0))
-    )
-    assert plain.to_dict() == hidden.to_dict()

@@ -18,7 +18,6 @@ from surefeat.learn.warp import (
     corresponding_points,
     draw,
     mirror,
-    occlude,
     render,
     two_views,
     view_maps,
@@ -53,7 +52,7 @@ def test_warp_moves_points_and_pixels_together(seed: int, size: tuple[int, int])
     place = torch.tensor([[size[1] / 2 + 3.0, size[0] / 2 - 5.0]])
     image, sizes = _blob_image(place, size=size), torch.tensor([size])
     draws = draw(1, points=50, generator=torch.Generator().manual_seed(seed))
-    config = replace(WarpConfig(), size=128, mirror=True)
+    config = replace(WarpConfig(), size=128, mirrored=0.5)
     views = two_views(image, sizes, draws, config, NO_COLOUR)
     # The drawn maps say where the spot is in each view, with ghat: source -> view.
     ghat, ghat_prime = invert(view_maps(sizes, draws, config)[0])
@@ -194,41 +193,28 @@ def test_rotation_range_is_respected() -> None:
     assert angle.max() > 0.9 * config.rotation
 
 
-def test_occluders_paste_the_next_image_where_the_draws_say() -> None:
-    """Against a slow loop over pixels."""
-    views = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    draws = torch.rand(6, 5, generator=torch.Generator().manual_seed(1))
-    draws[0, 0], draws[1, 0] = 0.9, 0.1  # without, and with
-    found = occlude(views, draws, share=0.5)
-    expected = views.clone()
-    for b, (there, *numbers) in enumerate(draws.tolist()):
-        width, height = ((numbers[i] + 1) / 4 for i in (0, 1))
-        left, top = numbers[2] * (1 - width), numbers[3] * (1 - height)
-        for y in range(32):
-            for x in range(32):
-                u, v = (x + 0.5) / 32, (y + 0.5) / 32
-                hidden = left <= u < left + width and top <= v < top + height
-                if there < 0.5 and hidden:
-                    expected[b, :, y, x] = views[(b + 1) % 6, :, y, x]
-    assert torch.equal(found, expected)
-    assert torch.equal(found[0], views[0])
-    changed = (found[1] != views[1]).any(0).float().mean()
-    assert 0.05 < changed < 0.26  # a quarter to a half of each side
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_second_view_is_mirrored_in_its_share_of_pairs_and_the_first_never(
+    share: float,
+) -> None:
+    draws = draw(2000, points=10, generator=torch.Generator().manual_seed(6))
+    maps = view_maps(torch.full((2000, 2), 100), draws, WarpConfig(mirrored=share))
+    turned = torch.linalg.det(maps[..., :2]) < 0
+    assert not turned[:, 0].any()
+    assert turned[:, 1].float().mean().item() == pytest.approx(share, abs=0.03)
+    # Left to right, not upside down: without rotation only x changes its sign.
+    plain = WarpConfig(mirrored=share, rotation=0.0, linear=0.0)
+    maps = view_maps(torch.full((2000, 2), 100), draws, plain)
+    assert torch.equal(maps[:, 1, 0, 0] < 0, turned[:, 1])
+    assert (maps[..., 1, 1] > 0).all()
 
 
-def test_occluders_leave_the_rest_of_a_run_as_it_was() -> None:
-    """Drawn last, so that a seed means what it meant before there were any; pasted on view 1."""
-    draws = draw(4, points=10, generator=torch.Generator().manual_seed(3))
-    again = torch.Generator().manual_seed(3)
-    for drawn in (draws.affine, draws.flip, draws.colour, draws.points):
-        assert torch.equal(drawn, torch.rand(drawn.shape, generator=again))
-    pixels = torch.rand(4, 3, 40, 40, generator=torch.Generator().manual_seed(4))
-    sizes = torch.full((4, 2), 40)
-    config = WarpConfig(size=48)
-    plain = two_views(pixels, sizes, draws, config, ColourConfig())
-    pasted = two_views(pixels, sizes, draws, replace(config, occluders=1.0), ColourConfig())
-    assert torch.equal(plain.view0, pasted.view0)
-    assert torch.equal(plain.warp, pasted.warp)
-    changed = (plain.view1 != pasted.view1).any(1).float().mean((1, 2))
-    assert (changed > 0.05).all()
-    assert (changed < 0.26).all()
+def test_mirroring_leaves_all_other_draws_alone() -> None:
+    draws = draw(8, points=10, generator=torch.Generator().manual_seed(3))
+    pixels = torch.rand(8, 3, 40, 40, generator=torch.Generator().manual_seed(4))
+    sizes, still = torch.full((8, 2), 40), WarpConfig(size=32, rotation=0.0, linear=0.0)
+    still = replace(still, translation=0.0)
+    plain = two_views(pixels, sizes, draws, still, ColourConfig())
+    turned = two_views(pixels, sizes, draws, replace(still, mirrored=1.0), ColourConfig())
+    assert torch.equal(plain.view0, turned.view0)
+    torch.testing.assert_close(turned.view1, plain.view1.flip(-1), atol=2e-5, rtol=0)

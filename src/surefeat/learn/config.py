@@ -29,10 +29,9 @@ class WarpConfig:
     zoom: tuple[float, float] = (0.7, 1.3)
     """Side of the view over that of the image, before the linear part; paper 9/8, which is 9/16 of
     the mirror-padded image [M]."""
-    mirror: bool = False
-    """Mirror both views of an image left to right with probability 1/2 [C]."""
-    occluders: float = 0.0
-    """Share of second views with a patch of another image pasted on; the paper has none [C]."""
+    mirrored: float = 0.0
+    """Share of pairs whose second view is mirrored left to right against the first: things in
+    photos face either way. The paper has none [M]."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class Config:
 
 
 _LEAST = {
-    "model.channels": 1, "warp.size": 16, "warp.occluders": 0, "loss.points": 2,
+    "model.channels": 1, "warp.size": 16, "warp.mirrored": 0, "loss.points": 2,
     "loss.negatives": 1, "train.steps": 0, "train.batch": 1, "data.side": 16,
 }  # fmt: skip
 
@@ -156,10 +155,8 @@ def check_numbers(config: Config) -> None:
         value = getattr(getattr(config, group), field_name)
         if value < least:
             raise ValueError(f"--{name} is {value}; use at least {least}")
-    if config.warp.occluders > 1:
-        raise ValueError(f"--warp.occluders is {config.warp.occluders}, a share; use at most 1")
-    if config.warp.occluders and config.train.batch < 2:
-        raise ValueError("--warp.occluders needs a second image; use --train.batch 2 or more")
+    if config.warp.mirrored > 1:
+        raise ValueError(f"--warp.mirrored is {config.warp.mirrored}, a share; use at most 1")
 
 
 def preset(name: Literal["ours", "paper", "small"]) -> Config:

@@ -432,11 +432,6 @@ def step_draws(step: int, config: Config, device: torch.device) -> Draws:
 def _wrapped(model: DenseFeatures, part: Part, config: Config) -> nn.Module:
     if part.world == 1:
         return model
-    if config.warp.occluders:
-        raise ValueError(
-            "an occluder is of the batch's next image, which another process may hold; "
-            "pass --warp.occluders 0, or train with one process"
-        )
     if config.train.batch_norm == "trained":
         raise ValueError(
             "statistics of a batch shared by processes would differ between them; "

@@ -40,20 +40,15 @@ class Draws:
     affine: Tensor
     """(B, 2, 8) in [0, 1): per view rotation, 4 linear entries, 2 translations, zoom."""
     flip: Tensor
-    """(B,) in [0, 1)."""
+    """(B,) in [0, 1): whether the second view is mirrored."""
     colour: Tensor
     """(B, 2, 9) in [0, 1): per view 4 switches, 4 amounts, order."""
     points: Tensor
     """(B, K, 2) in [0, 1): candidate points of view 0."""
-    occluder: Tensor
-    """(B, 5) in [0, 1): whether there is one, its width and height, its place."""
 
     def part(self, rows: slice) -> Draws:
         """The draws of some of the images."""
-        return Draws(
-            self.affine[rows], self.flip[rows], self.colour[rows], self.points[rows],
-            self.occluder[rows],
-        )  # fmt: skip
+        return Draws(self.affine[rows], self.flip[rows], self.colour[rows], self.points[rows])
 
 
 # Candidates per wanted point: enough that a pair overlapping by a quarter still fills its set.
@@ -71,7 +66,6 @@ def draw(batch: int, *, points: int, generator: torch.Generator) -> Draws:
         flip=uniform(batch),
         colour=uniform(batch, 2, 9),
         points=uniform(batch, _CANDIDATES * points, 2),
-        occluder=uniform(batch, 5),
     )
 
 
@@ -85,28 +79,11 @@ def two_views(
     to_source = view_maps(sizes, draws, warp)
     source = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
     view0, view1 = (render(source, sizes, to_source[:, i], side=warp.size) for i in (0, 1))
-    if warp.occluders:
-        view1 = occlude(view1, draws.occluder, share=warp.occluders)
     view0, view1 = (
         change_colour(view, draws.colour[:, i], colour) for i, view in enumerate((view0, view1))
     )
     pair = compose(invert(to_source[:, 1]), to_source[:, 0])
     return Views(view0=view0, view1=view1, warp=pair)
-
-
-def occlude(views: Tensor, draws: Tensor, *, share: float) -> Tensor:
-    """Paste a patch of the batch's next image over a `share` of the views (B, 3, S, S).
-
-    Patches are a quarter to a half of the view wide and high, and lie in it whole. Points under
-    them keep their labels: that they cannot be matched is what the network has to learn.
-    """
-    side = views.shape[-1]
-    extent = (draws[:, 1:3] + 1) / 4
-    low = draws[:, 3:5] * (1 - extent)
-    places = (torch.arange(side, device=views.device) + 0.5) / side
-    inside = (places >= low[..., None]) & (places < (low + extent)[..., None])  # (B, xy, S)
-    covered = inside[:, 1, :, None] & inside[:, 0, None, :] & (draws[:, 0] < share)[:, None, None]
-    return torch.where(covered[:, None], views.roll(-1, 0), views)
 
 
 def view_maps(sizes: Tensor, draws: Draws, config: WarpConfig) -> Tensor:
@@ -122,10 +99,10 @@ def view_maps(sizes: Tensor, draws: Draws, config: WarpConfig) -> Tensor:
     linear = rotation * (1 + uniform[..., 1:5].reshape(*uniform.shape[:-1], 2, 2) * config.linear)
     low, high = config.zoom
     zoom = low + (high - low) * draws.affine[..., 7]
-    flip = torch.ones_like(draws.flip)
-    if config.mirror:
-        flip = torch.where(draws.flip < 0.5, -1.0, 1.0)
-    linear = linear * torch.stack([flip, torch.ones_like(flip)], -1)[:, None, :, None]
+    # The second view alone looks at the image in a mirror, so that the two face opposite ways.
+    turned = torch.ones_like(linear)
+    turned[:, 1, 0] = torch.where(draws.flip < config.mirrored, -1.0, 1.0)[:, None]
+    linear = linear * turned
 
     extent = sizes.to(linear.dtype).flip(-1)  # (width, height)
     half_side = extent.prod(-1).sqrt()[:, None] * zoom / 2
