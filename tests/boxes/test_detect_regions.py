@@ -16,7 +16,6 @@ from surefeat.boxes.network import (
     image_log_loss,
     pool,
     spatial_regulariser,
-    to_cells,
 )
 from surefeat.boxes.photos import Photo
 from surefeat.boxes.train import calibrate
@@ -24,6 +23,7 @@ from surefeat.core.geometry import Frame, box_iou
 from surefeat.data.items import Item, Place
 from surefeat.data.labels import PhotoLabels
 from surefeat.match.proposals import Proposals
+from surefeat.model.features import box_cells
 from tiny import generator
 
 
@@ -50,7 +50,7 @@ def slow_cells(box: Tensor, *, size: tuple[int, int], shape: tuple[int, int]) ->
 def test_boxes_snap_to_the_nearest_cells() -> None:
     size, shape = (53, 71), (9, 12)
     boxes = random_boxes(200, size=size)
-    cells = to_cells(boxes[None], torch.tensor([size]), torch.tensor([shape]))[0]
+    cells = box_cells(boxes[None], torch.tensor([size]), torch.tensor([shape]))[0]
     wanted = [slow_cells(box.double(), size=size, shape=shape) for box in boxes]
     assert cells.tolist() == wanted
 

@@ -242,32 +242,6 @@ def pool(maps: Tensor, cells: Tensor, *, size: int) -> Tensor:
     return pooled.reshape(count, boxes, -1)
 
 
-def to_cells(boxes: Tensor, sizes: Tensor, shapes: Tensor) -> Tensor:
-    """Boxes (B, R, 4), original pixels, -> whole cells (B, R, 4), inclusive.
-
-    sizes (B, 2): (height, width) of the originals; shapes (B, 2): rows and columns of the maps they
-    fill. Convention: a box's outer edges snap to the nearest cell edges; one that vanishes takes
-    its centre's cell.
-    """
-    height, width = sizes[:, None].float().unbind(-1)
-    rows, columns = shapes[:, None].float().unbind(-1)
-    x1, x2 = _span(boxes[..., 0], boxes[..., 2], width, columns)
-    y1, y2 = _span(boxes[..., 1], boxes[..., 3], height, rows)
-    return torch.stack([x1, y1, x2, y2], dim=-1)
-
-
-def _span(first: Tensor, last: Tensor, pixels: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Along one axis: first and last pixel (B, R); lengths of original and map (B, 1)."""
-    # Products first: for whole pixels they are exact, and so is what lies on a cell's edge.
-    start = (first * cells / pixels + 0.5).floor()
-    end = ((last + 1) * cells / pixels + 0.5).floor()
-    middle = ((first + last + 1) * cells / (2 * pixels)).floor()
-    gone = end <= start
-    start, end = torch.where(gone, middle, start), torch.where(gone, middle + 1, end)
-    top = cells - 1
-    return torch.minimum(start.clamp_min(0), top), torch.minimum((end - 1).clamp_min(0), top)
-
-
 def drop(values: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
     """Dropout with its randomness as an argument; without a generator the values as they are."""
     if generator is None or not share:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from surefeat.boxes.config import SelectConfig
-from surefeat.boxes.network import Detector, to_cells
+from surefeat.boxes.network import Detector
 from surefeat.boxes.photos import Boxes, Photo, network_input, same_sizes, stack_boxes, trunk_maps
 from surefeat.core.geometry import box_iou, xywh_from_boxes
+from surefeat.model.features import box_cells
 
 Verdict = Literal["kept", "below the floor", "below the median"]
 
@@ -88,7 +89,7 @@ def _add(
         some = boxes.rows(picked).mirrored(torch.full_like(picked, flip, dtype=torch.bool))
         part = maps[start : start + step]
         shapes = torch.tensor([maps.shape[2:]], device=device).expand(len(picked), -1)
-        cells = to_cells(some.boxes, some.sizes, shapes)
+        cells = box_cells(some.boxes, some.sizes, shapes)
         with torch.autocast(device.type, torch.bfloat16, enabled=amp):
             found = detector(part, cells, some.valid, some.scores)
         totals[picked] += found.scores

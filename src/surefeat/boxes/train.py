@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.boxes.config import LearnConfig
-from surefeat.boxes.network import Detector, image_log_loss, spatial_regulariser, to_cells
+from surefeat.boxes.network import Detector, image_log_loss, spatial_regulariser
 from surefeat.boxes.photos import (
     Boxes,
     FreshMaps,
@@ -30,6 +30,7 @@ from surefeat.boxes.photos import (
 from surefeat.data.decode import batch_indices
 from surefeat.learn.loop import TrainingStoppedError, fast_arithmetic, stop_requests
 from surefeat.learn.runs import Checkpoint, Run, state_tensors
+from surefeat.model.features import box_cells
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def one_step(job: Job, step: int, total: int, *, count: int) -> Tensor:
     generator = torch.Generator(device).manual_seed(_seed(config.seed, step))
     seen = job.maps.of(drawn.rows, drawn.flips, scale=drawn.scale)
     boxes, labels = job.boxes.rows(drawn.rows).mirrored(drawn.flips), job.labels[drawn.rows]
-    cells = to_cells(boxes.boxes, boxes.sizes, seen.shapes)
+    cells = box_cells(boxes.boxes, boxes.sizes, seen.shapes)
     amp = config.amp and device.type != "cpu"
     with torch.autocast(device.type, torch.bfloat16, enabled=amp):
         found = job.detector(seen.maps, cells, boxes.valid, boxes.scores, generator=generator)
@@ -190,7 +191,7 @@ def calibrate(detector: Detector, photos: Sequence[Photo], config: LearnConfig) 
     for row in range(len(some)):
         rows, flips = torch.tensor([row], device=device), torch.tensor([False], device=device)
         seen, boxes = fresh.of(rows, flips, scale=config.scales[0]), every.rows(rows)
-        cells = to_cells(boxes.boxes, boxes.sizes, seen.shapes)
+        cells = box_cells(boxes.boxes, boxes.sizes, seen.shapes)
         features = detector.pooled(seen.maps, cells, boxes.scores)[boxes.valid]
         squares.append(features.square().mean())
     detector.scale.copy_(torch.stack(squares).mean().clamp_min(1e-12).rsqrt())

@@ -1,8 +1,8 @@
 """The static/dynamic filter (Ham, Cho, Ponce 2015): fill and smooth a field along an image's edges.
 
-Solved directly, never iteratively: the weights span ten decades. On the CPU with numba installed
-(`pip install 'surefeat[proposals]'`) by surefeat.grid_solve; otherwise, and on accelerators, by
-block elimination of image rows in torch, which gives the same answer.
+Solved directly, never iteratively: the weights span ten decades. It is sparse work for the CPU,
+wherever the field lies: by `grid_solver` where numba is installed, else, four times slower, by
+scipy's banded Cholesky, with the same answer (`pip install 'surefeat[proposals]'` brings both).
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from surefeat.match.row_elimination import solve_by_rows
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ def sd_filter(
     Solves (M + lambda L) u = M f, M = diag(mask), channel by channel: L depends on the channel's
     own u from the second iteration on. A leading batch dimension on all three is allowed, and a
     plain (H, W) of values. Where the mask is empty there is nothing to go by and the result is 0.
+    The result lies where the values do.
     """
     if values.dim() == 2:
         return sd_filter(values.unsqueeze(0), mask, guidance, settings=settings)[0]
@@ -59,16 +65,16 @@ def sd_filter(
         )
     if settings.iterations < 1:
         raise ValueError(f"iterations is {settings.iterations}; it must be at least 1")
-    with _threads(values.device) as threads:
-        return _filter(values, mask, guidance, settings, threads)
+    with _own_threads() as threads:
+        filtered = _filter(values.cpu(), mask.cpu(), guidance.cpu(), settings, threads)
+    return filtered.to(values.device)
 
 
 @contextmanager
-def _threads(device: torch.device) -> Iterator[int]:
+def _own_threads() -> Iterator[int]:
     """How many threads the solver may start; torch's own, which spin between operations, rest."""
     threads = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield threads
     finally:
@@ -148,11 +154,12 @@ def _to_unit(right: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 def _solve(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor, threads: int) -> Tensor:
     """B systems with T right-hand sides each, (B, T, H, W), all float64."""
-    if mask.device.type != "cpu" or find_spec("numba") is None:
-        return solve_by_rows(mask, right, down, targets)
+    systems = zip(*(t.numpy() for t in (mask, right, down, targets)), strict=True)
+    if find_spec("numba") is None:
+        # One after the other: scipy holds Python's lock, so threads would only wait for it.
+        return torch.stack([torch.from_numpy(solve_banded(*system)) for system in systems])
     from surefeat.match.grid_solver import solve
 
-    systems = zip(*(t.numpy() for t in (mask, right, down, targets)), strict=True)
     # Influence fades to below 1e-308 across an image, where arithmetic is many times
     # slower; the flag belongs to a thread, and these threads end here.
     flush = torch.set_flush_denormal
@@ -160,3 +167,29 @@ def _solve(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor, threads: 
         if len(mask) == 1:
             return torch.from_numpy(solve(*next(systems), pool=pool)).unsqueeze(0)
         return torch.stack(list(pool.map(lambda s: torch.from_numpy(solve(*s)), systems)))
+
+
+def solve_banded(mask: Floats, right: Floats, down: Floats, targets: Floats) -> Floats:
+    """What grid_solver.solve gives, by scipy; 90 MB at 224 x 224."""
+    try:
+        from scipy.linalg import solveh_banded
+    except ImportError as error:
+        fix = "pip install 'surefeat[proposals]'"
+        raise ImportError(f"the SD filter needs numba or scipy: {fix}") from error
+    height, width = mask.shape
+    if width > height:
+        turned = solve_banded(mask.T, down.T, right.T, targets.transpose(0, 2, 1))
+        return turned.transpose(0, 2, 1)
+    if mask.size == 1:
+        return targets / mask  # scipy takes two pixels or more
+    bands = np.zeros((width + 1, height, width))
+    bands[0] = mask
+    bands[0, :, :-1] += right
+    bands[0, :, 1:] += right
+    bands[0, :-1] += down
+    bands[0, 1:] += down
+    bands[1, :, :-1] = -right
+    bands[width, :-1] -= down
+    sides = targets.reshape(len(targets), -1).T
+    solved = solveh_banded(bands.reshape(width + 1, -1), sides, lower=True, overwrite_ab=True)
+    return np.ascontiguousarray(solved.T).reshape(targets.shape)

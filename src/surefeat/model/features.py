@@ -153,6 +153,24 @@ class Features:
         return Features(**tensors, frame=frame, **rest)
 
 
+def box_cells(boxes: Tensor, sizes: Tensor, shapes: Tensor) -> Tensor:
+    """Inclusive boxes (..., R, 4), original pixels -> whole cells (..., R, 4), inclusive, float.
+
+    sizes (..., 2): (height, width) of the originals; shapes (..., 2): rows and columns of the maps
+    they fill. Convention: a box's outer edges snap to the nearest cell edges; a box that vanishes
+    by this takes the one cell its centre lies in.
+    """
+    pixels, cells = (t.float().flip(-1)[..., None, :] for t in (sizes, shapes))
+    first, last = boxes[..., :2], boxes[..., 2:]
+    # Products first: for whole pixels they are exact, and so is what lies on a cell's edge.
+    start = (first * cells / pixels + 0.5).floor()
+    end = ((last + 1) * cells / pixels + 0.5).floor() - 1
+    middle = ((first + last + 1) * cells / (2 * pixels)).floor()
+    gone = end < start
+    corners = (torch.where(gone, middle, start), torch.where(gone, middle, end))
+    return torch.cat([torch.minimum(c.clamp_min(0), cells - 1) for c in corners], dim=-1)
+
+
 def bin_regions(
     features: Features, boxes: object, *, size: int, cells: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
@@ -160,14 +178,16 @@ def bin_regions(
 
     A bin is y0, y1, x0, x1: the cells y0 <= y < y1, x0 <= x < x1; `cells` are the map's rows
     and columns. On a coarse map many bins coincide, so each is pooled, and multiplied, once.
-    Convention: a box's outer edges snap to the nearest cell edges; a box that vanishes by this
-    takes the one cell its centre lies in. Of n cells, bin k of `size` takes floor(k n / size) up
-    to ceil((k+1) n / size), so none is empty and neighbours may share a cell.
+    Convention: boxes snap to cells as in `box_cells`. Of n cells, bin k of `size` takes
+    floor(k n / size) up to ceil((k+1) n / size), so none is empty and neighbours may share a cell.
     """
-    height, width = features.frame.original
-    found = stack_boxes(boxes, size=(height, width)).to(features.descriptors.device)
-    rows = _bins(found[:, 1], found[:, 3], height, cells[0], size)
-    columns = _bins(found[:, 0], found[:, 2], width, cells[1], size)
+    original = features.frame.original
+    stacked = stack_boxes(boxes, size=original).to(features.descriptors.device)
+    snapped = box_cells(stacked, stacked.new_tensor(original), stacked.new_tensor(cells)).long()
+    k = torch.arange(size, device=stacked.device)
+    start, count = snapped[:, :2, None], (snapped[:, 2:] - snapped[:, :2] + 1)[..., None]
+    edges = torch.stack([start + k * count // size, start - (-(k + 1) * count) // size], dim=-1)
+    columns, rows = edges.unbind(1)
     rows = rows[:, :, None].expand(-1, -1, size, -1)
     columns = columns[:, None].expand(-1, size, -1, -1)
     every = torch.cat([rows, columns], dim=-1).reshape(-1, 4)
@@ -177,20 +197,6 @@ def bin_regions(
     keys, index = torch.unique((every * powers).sum(-1), return_inverse=True)
     bins = keys[:, None] // powers % base
     return index.reshape(-1, size * size), bins
-
-
-def _bins(first: Tensor, last: Tensor, pixels: int, cells: int, size: int) -> Tensor:
-    """Along one axis: first and last pixel (N,) -> bins (N, size, 2), start and end in cells."""
-    # Products first: for whole pixels they are exact, and so is what lies on a cell's edge.
-    start = (first * cells / pixels + 0.5).floor().long()
-    end = ((last + 1) * cells / pixels + 0.5).floor().long()
-    middle = ((first + last + 1) * cells / (2 * pixels)).floor().long().clamp(0, cells - 1)
-    gone = end <= start
-    start, end = torch.where(gone, middle, start), torch.where(gone, middle + 1, end)
-    count, k = (end - start)[:, None], torch.arange(size, device=first.device)
-    low = start[:, None] + k * count // size
-    high = start[:, None] - (-(k + 1) * count) // size
-    return torch.stack([low, high], dim=-1)
 
 
 def pool_bins(maps: Tensor, bins: Tensor, pooling: Pooling = "max") -> Tensor:
