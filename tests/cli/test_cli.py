@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from surefeat.cli import main as cli
-from surefeat.cli.evaluate import say
 from surefeat.cli.main import main
+from surefeat.cli.output import say
 from surefeat.data.drawn import write_folder
 from surefeat.match.points import match_points
 from surefeat.match.search import WIDE_VOTING
@@ -261,3 +261,9 @@ def test_what_is_not_defined_is_null_for_a_script_and_said_to_a_person(
     assert json.loads(capsys.readouterr().out) == {"auroc": None, "points": 3}
     say({"auroc": math.nan, "points": 3}, to_script=False)
     assert capsys.readouterr().out.split() == ["auroc", "undefined", "points", "3"]
+
+
+def test_numbered_entries_are_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    say({"right_of": {5: 0.25, 7: None}, "skipped": ("a.jpg", "b.jpg")}, to_script=False)
+    words = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert words == ["5 0.250", "7 none", "skipped a.jpg, b.jpg"]

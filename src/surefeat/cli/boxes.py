@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg, subcommand
 
 from surefeat.boxes.config import BoxesConfig, SelectConfig
-from surefeat.cli.evaluate import say
+from surefeat.cli.output import say, say_not_drawn
 from surefeat.match.config import ProposalConfig
 
 if TYPE_CHECKING:
@@ -159,12 +159,10 @@ class Boxes:
 
 def _sheet(done: Predicted, found: LabelledImages, count: int) -> str | None:
     """Draw the contact sheet; without matplotlib say what is missing."""
-    import sys
-
     try:
         from surefeat.show.objects import contact_sheet, images_for
     except ImportError as error:
-        print(f"no contact sheet: {error}", file=sys.stderr)
+        say_not_drawn("contact sheet", error)
         return None
     images = images_for(done.selection, found.images, count=count)
     if not images:

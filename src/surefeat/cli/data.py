@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
-from surefeat.cli.evaluate import say
+from surefeat.cli.output import say
 
 
 @dataclass(frozen=True)

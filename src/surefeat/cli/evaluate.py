@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 from tyro.conf import Positional, Suppress, arg, subcommand
 
+from surefeat.cli.output import say
 from surefeat.measure.fewshot_settings import FewShot
 
 
@@ -269,17 +270,3 @@ class Evaluate:
 
     def run(self) -> None:
         self.what.run()
-
-
-def say(result: dict[str, Any], *, to_script: bool) -> None:
-    """A result for a script, or a line per value for a person."""
-    from surefeat.core.files import as_json
-
-    if to_script:
-        print(as_json(result))
-        return
-    for name, value in result.items():
-        rows = value.items() if isinstance(value, dict) else [(name, value)]
-        for key, entry in rows:
-            shown = f"{entry:.3f}" if isinstance(entry, float) else str(entry)
-            print(f"{key.replace('_', ' '):<20} {'undefined' if shown == 'nan' else shown}")

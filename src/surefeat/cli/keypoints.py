@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg, subcommand
 
-from surefeat.cli.evaluate import say
+from surefeat.cli.output import say
 from surefeat.keypoints.config import KeypointConfig
 
 if TYPE_CHECKING:

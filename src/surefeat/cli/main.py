@@ -16,8 +16,9 @@ from tyro.conf import Positional, arg, subcommand
 
 from surefeat.cli.boxes import Boxes
 from surefeat.cli.data import Data, Export
-from surefeat.cli.evaluate import Evaluate, say
+from surefeat.cli.evaluate import Evaluate
 from surefeat.cli.keypoints import Keypoints
+from surefeat.cli.output import say, say_not_drawn
 from surefeat.learn.config import Config, preset
 
 Preset = Literal["ours", "paper", "small"]
@@ -229,7 +230,7 @@ def _report(folder: Path) -> str | None:
 
         return str(write_report(folder))
     except ImportError as error:
-        print(f"no report: {error}", file=sys.stderr)
+        say_not_drawn("report", error)
         return None
 
 

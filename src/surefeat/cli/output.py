@@ -1,0 +1,38 @@
+"""What commands print: a result for a script or for a person, and what could not be drawn."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+def say(result: Mapping[str, Any], *, to_script: bool) -> None:
+    """A result as one line of JSON, or a line per value for a person."""
+    if to_script:
+        from surefeat.core.files import as_json
+
+        print(as_json(dict(result)))
+        return
+    for name, value in result.items():
+        entries = value if isinstance(value, Mapping) else {name: value}
+        for key, entry in entries.items():
+            print(f"{str(key).replace('_', ' '):<20} {_in_words(entry)}")
+
+
+def _in_words(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return "undefined" if math.isnan(value) else f"{value:.3f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_in_words(entry)}" for key, entry in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_in_words, value)) or "none"
+    return str(value)
+
+
+def say_not_drawn(what: str, error: ImportError) -> None:
+    """Where an extra is missing the result still stands: the picture is left out, with the fix."""
+    print(f"no {what}: {error}", file=sys.stderr)
