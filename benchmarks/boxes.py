@@ -105,7 +105,7 @@ def main() -> None:
     torch.manual_seed(0)
     detector = Detector.create(config.detector, CATEGORIES, init=options.init).eval()
     table = stages(options, config, detector.to(choose_device(options.device)))
-    here = environment()
+    here = environment(choose_device(options.device))
     result = {
         "row": f"{options.trunk} {options.tap}, {options.boxes} boxes", "benchmark": "boxes-speed",
         "split": f"{options.count} images", "metrics": {"seconds per image": table},

@@ -26,7 +26,7 @@ from surefeat.boxes.config import BoxesConfig, DetectorConfig, LearnConfig, Sele
 from surefeat.boxes.photos import Photo
 from surefeat.boxes.run import fit_boxes, usable_photos
 from surefeat.boxes.select import Candidate, Selection, score_photos, select, to_coco, to_csv
-from surefeat.core.files import environment, file_hash, write_json, write_text
+from surefeat.core.files import choose_device, environment, file_hash, write_json, write_text
 from surefeat.data.labels import LabelledImages, PhotoLabels, find_labels
 from surefeat.data.pascal3d import CLASSES
 from surefeat.match.config import ProposalConfig
@@ -177,7 +177,7 @@ def main() -> None:
         return
     metrics = measure(options, config)
     split = "train and val" + (f", every nth, {options.limit} each" if options.limit else "")
-    here = environment()
+    here = environment(choose_device(options.device))
     result = {
         "row": options.row, "benchmark": "voc-boxes",
         "split": f"{split}, {options.classes} classes", "metrics": metrics,

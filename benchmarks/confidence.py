@@ -178,7 +178,7 @@ def main() -> None:
     }
     result = {
         "row": "ours", "benchmark": "what confidence knows from one image", "split": "val",
-        "metrics": metrics, "weights_sha256": row.weights_sha256, **environment(),
+        "metrics": metrics, "weights_sha256": row.weights_sha256, **environment("cpu"),
         "config": {"side": SIDE, "step": STEP, "least keypoints": LEAST_POINTS,
                    "right within": "0.1 of the square's side"},
     }  # fmt: skip

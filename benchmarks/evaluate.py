@@ -92,7 +92,7 @@ def main() -> None:
         "row": "surefeat evaluate, seconds per stage", "benchmark": "pf-pascal",
         "split": benchmark.split, "metrics": metrics,
         "config": {"side": 224, "proposals": 1000, "threads": torch.get_num_threads()},
-        "weights_sha256": digests, **environment(),
+        "weights_sha256": digests, **environment(device),
     })  # fmt: skip
 
 

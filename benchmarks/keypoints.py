@@ -120,7 +120,7 @@ def main() -> None:
         "row": "keypoints", "benchmark": "keypoints-speed", "split": "none", "metrics": metrics,
         "config": config, "weights_sha256": digest,
     }  # fmt: skip
-    write_json(options.out, record | environment())
+    write_json(options.out, record | environment("cpu"))
     print(metrics)
 
 

@@ -224,7 +224,7 @@ def main() -> None:
                    "lower": 1024, "threads": args.threads, "device": args.device,
                    "repeats": args.repeats, "features": "smooth random maps"},
         "weights_sha256": None,
-        **environment(),
+        **environment(args.device),
     })  # fmt: skip
     print("wrote", args.out)
 

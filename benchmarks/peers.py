@@ -103,7 +103,7 @@ def main() -> None:
                    "timm": timm.__version__, "device": str(device)},
         "weights_sha256": {name: file_hash(model_folder(name) / WEIGHTS)
                            for name in ("resnet50", "vgg16")},
-        **environment(),
+        **environment(device),
     }  # fmt: skip
     write_json(options.out, result)
 

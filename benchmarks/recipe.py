@@ -135,7 +135,7 @@ def measure_all(models: Sequence[str], options: argparse.Namespace) -> None:
     result = {
         "row": "development", "benchmark": "pf-pascal", "split": options.split, "metrics": found,
         "config": {"ways": {k: WAYS[k] for k in options.ways}, "protocol": repr(protocol)},
-        "weights_sha256": None, **environment(),
+        "weights_sha256": None, **environment(device),
     }  # fmt: skip
     write_json(options.out, result)
 

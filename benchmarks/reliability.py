@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.core.files import environment, file_hash, write_json
+from surefeat.core.files import choose_device, environment, file_hash, write_json
 from surefeat.core.ranking import auroc, calibration, risk_coverage
 from surefeat.data.benchmarks import development_pairs
 from surefeat.data.pairs import Pair
@@ -118,7 +118,7 @@ def main() -> None:
         "row": "Matches.probability", "benchmark": "pf-pascal",
         "split": "development pairs: fitted on the train list, measured on val",
         "metrics": metrics, "config": {"side": side, "fit": asdict(fitted)},
-        "weights_sha256": digest, **environment(),
+        "weights_sha256": digest, **environment(choose_device(None)),
     })  # fmt: skip
     print(json.dumps(metrics, indent=1))
 

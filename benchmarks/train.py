@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from surefeat.core.files import environment, file_hash, write_json
+from surefeat.core.files import choose_device, environment, file_hash, write_json
 from surefeat.data.decode import Batches, Part, decode_all
 from surefeat.data.sources import find_images
 from surefeat.learn.config import Config, preset
@@ -190,7 +190,7 @@ def main() -> None:
         print(row, json.dumps(shown), flush=True)
         torch._dynamo.reset()
     config = settings("last", compiled=False, steps=args.steps, batch=args.batch)
-    about = environment()
+    about = environment(choose_device(None))
     write_json(args.out, {
         "row": "pretrain", "benchmark": "train-speed", "split": "none", "metrics": metrics,
         "config": {"size": config.warp.size, "batch": args.batch, "trunk": "resnet50",

@@ -37,7 +37,8 @@ def train_and_keep(
     options: argparse.Namespace, config: Config, folder: Path
 ) -> tuple[list[dict[str, Any]], float]:
     """Models of all stages in the folder, when each was reached, and seconds before step 1."""
-    begun, device, run = time.perf_counter(), choose_device(None), Run.start(folder / "run", config)
+    begun, device = time.perf_counter(), choose_device(None)
+    run = Run.start(folder / "run", config, device=device)
     keep = without(options.keep, options.without, folder / "kept.txt")
     items = find_images(options.images, keep=keep)
     torch.manual_seed(config.train.seed)
@@ -98,7 +99,8 @@ def main() -> None:
             "stages": stages, "seconds before the first step": round(start, 1),
             "shipped steps": preset("ours").train.steps,
         },
-        "config": to_dict(config), "weights_sha256": file_hash(last), **environment(),
+        "config": to_dict(config), "weights_sha256": file_hash(last),
+        **environment(choose_device(None)),
     }  # fmt: skip
     path = Path(__file__).parents[1] / "results" / "training_curve.json"
     write_json(options.out or path, result)

@@ -220,7 +220,7 @@ def main() -> None:
             "split": "val, pairs spread evenly over 171; test as stored",
             "metrics": {"val": val, "test": stored(options.results)},
             "config": {title: asdict(change) for title, change in CHANGES.items()},
-            "weights_sha256": digests, **environment(),
+            "weights_sha256": digests, **environment(choose_device(None)),
         })  # fmt: skip
 
 

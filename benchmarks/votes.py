@@ -118,7 +118,7 @@ def main() -> None:
             "row": "ours", "benchmark": "pf-pascal", "split": benchmark.split, "metrics": metrics,
             "config": {"settings": {k: repr(v) for k, v in SETTINGS.items()},
                        "pairs": {"val": val, "train": len(benchmark.pairs) - val}},
-            "weights_sha256": row.weights_sha256, **environment(),
+            "weights_sha256": row.weights_sha256, **environment("cpu"),
         }  # fmt: skip
         write_json(options.out, result)
 

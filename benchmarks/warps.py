@@ -17,7 +17,7 @@ import skimage.data
 import torch
 from torch import Tensor
 
-from surefeat.core.files import environment, file_hash, write_json
+from surefeat.core.files import choose_device, environment, file_hash, write_json
 from surefeat.core.geometry import apply_affine, fit_thin_plate, invert, sample
 from surefeat.core.image import load, resize
 from surefeat.match.dense import match_dense
@@ -119,7 +119,8 @@ def main() -> None:
         "row": "shipped ResNet-50", "benchmark": "known warps of photos", "split": "scikit-image",
         "metrics": metrics, "config": {"photos": PHOTOS, "warps": args.warps, "side": 480,
                                        "unit": "errors in longer sides of the photo"},
-        "weights_sha256": file_hash(model_folder(None) / WEIGHTS), **environment(),
+        "weights_sha256": file_hash(model_folder(None) / WEIGHTS),
+        **environment(choose_device(None)),
     })  # fmt: skip
 
 

@@ -144,7 +144,7 @@ def go(
     **more: Any,
 ) -> tuple[Run, DenseFeatures, Progress]:
     model = model or small_model(config)
-    run = Run.start(folder, config)
+    run = Run.start(folder, config, device="cpu")
     batches = Batches(canvas(images), device=CPU)
     return run, model, train(model, batches, run, config, **more)
 

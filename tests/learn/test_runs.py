@@ -35,7 +35,7 @@ def checkpoint(step: int) -> Checkpoint:
 
 
 def test_a_run_remembers_its_settings_and_where_it_ran(tmp_path: Path) -> None:
-    Run.start(tmp_path / "run", SMALL)
+    Run.start(tmp_path / "run", SMALL, device="cpu")
     assert Run.open(tmp_path / "run").config() == SMALL
     about = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert about["torch"] == torch.__version__
@@ -43,7 +43,7 @@ def test_a_run_remembers_its_settings_and_where_it_ran(tmp_path: Path) -> None:
 
 
 def test_a_number_that_json_does_not_know_becomes_null(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", SMALL)
+    run = Run.start(tmp_path / "run", SMALL, device="cpu")
     run.log(3, {"auroc": math.nan, "loss": 0.1 + 0.2, "best": -math.inf, "points": 7})
     (line,) = run.metrics_file.read_text().splitlines()
     assert strict(line) == {"step": 3, "auroc": None, "loss": 0.1 + 0.2, "best": None, "points": 7}
@@ -53,7 +53,7 @@ def test_a_number_that_json_does_not_know_becomes_null(tmp_path: Path) -> None:
 
 
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", SMALL)
+    run = Run.start(tmp_path / "run", SMALL, device="cpu")
     assert run.metrics() == []
     run.log(1, {"loss": 1.0})
     with run.metrics_file.open("a") as file:
@@ -65,7 +65,7 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path) -> None:
 
 
 def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", SMALL)
+    run = Run.start(tmp_path / "run", SMALL, device="cpu")
     for step in range(1, 8):
         run.log(step, {"loss": step / 2})
     for step in (4, 6):
@@ -78,7 +78,7 @@ def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None
 
 
 def test_the_newest_two_checkpoints_are_kept_and_come_back_exactly(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", SMALL)
+    run = Run.start(tmp_path / "run", SMALL, device="cpu")
     assert run.load_checkpoint() is None
     for step in (0, 9, 10, 100):
         run.save_checkpoint(checkpoint(step))
@@ -96,7 +96,7 @@ def test_the_newest_two_checkpoints_are_kept_and_come_back_exactly(tmp_path: Pat
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path, keep: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = Run.start(tmp_path / "run", SMALL)
+    run = Run.start(tmp_path / "run", SMALL, device="cpu")
     run.save_checkpoint(checkpoint(1))
     newest = run.save_checkpoint(checkpoint(2))
     newest.write_bytes(newest.read_bytes()[:keep])
@@ -109,7 +109,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 def test_a_checkpoint_that_is_another_safetensors_file_is_passed_over(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    run = Run.start(tmp_path / "run", SMALL)
+    run = Run.start(tmp_path / "run", SMALL, device="cpu")
     run.save_checkpoint(checkpoint(1))
     save_file({"x": torch.zeros(1)}, run.folder / "checkpoint-00000005.safetensors")
     found = run.load_checkpoint()
@@ -133,11 +133,11 @@ def test_a_write_that_fails_leaves_the_old_file(
 
 
 def test_a_started_run_is_refused_and_one_that_never_began_is_not(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", SMALL)
-    Run.start(tmp_path / "run", SMALL)
+    run = Run.start(tmp_path / "run", SMALL, device="cpu")
+    Run.start(tmp_path / "run", SMALL, device="cpu")
     run.save_checkpoint(checkpoint(0))
     with pytest.raises(FileExistsError, match="already holds a run; pass --resume"):
-        Run.start(tmp_path / "run", SMALL)
+        Run.start(tmp_path / "run", SMALL, device="cpu")
     with pytest.raises(FileNotFoundError, match="holds no run"):
         Run.open(tmp_path)
 
@@ -163,7 +163,7 @@ def test_the_commit_is_that_of_surefeat_not_of_a_repository_around_it(
     ).stdout.strip()
     assert commit() == head[:12]
     monkeypatch.setenv("SUREFEAT_COMMIT", "abc")
-    assert environment()["commit"] == "abc"
+    assert environment("cpu")["commit"] == "abc"
 
 
 def test_what_the_optimiser_held_comes_back_in_the_layout_of_its_weights(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_what_the_optimiser_held_comes_back_in_the_layout_of_its_weights(tmp_pat
     image = torch.rand(2, 4, 8, 8)
     model(image).square().mean().backward()
     optimiser.step()
-    run = Run.start(tmp_path, SMALL)
+    run = Run.start(tmp_path, SMALL, device="cpu")
     run.save_checkpoint(Checkpoint(1, state_tensors(model, optimiser), {}))
     other, second = begin()
     stored = run.load_checkpoint()

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from torchvision.ops import roi_pool
 
 from surefeat.boxes.config import DetectorConfig
-from surefeat.core.files import choose_device, file_hash, from_dict, to_dict
+from surefeat.core.files import (
+    checked_weights,
+    choose_device,
+    from_dict,
+    to_dict,
+    write_model,
+)
 from surefeat.core.geometry import box_iou
 from surefeat.model.trunks import Trunk, Vgg16, build_trunk
 from surefeat.model.weights import load_initial, read_weights, stride_in_1x1_of
@@ -195,18 +201,10 @@ class Detector(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write detector.json and detector.safetensors (half precision)."""
-        from safetensors.torch import save_file
-
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {name: value.detach().cpu() for name, value in self.state_dict().items()}
+        folder, state = Path(folder), self.state_dict()
         halves = {k: v.half() if v.is_floating_point() and v.ndim else v for k, v in state.items()}
-        save_file({name: value.contiguous() for name, value in halves.items()}, folder / WEIGHTS)
-        about = {
-            "config": to_dict(self.config), "categories": list(self.categories),
-            "sha256": file_hash(folder / WEIGHTS),
-        }  # fmt: skip
-        (folder / SETTINGS).write_text(json.dumps(about, indent=2) + "\n")
+        about = {"config": to_dict(self.config), "categories": list(self.categories)}
+        write_model(folder / WEIGHTS, halves, folder / SETTINGS, about)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str | torch.device | None = None) -> Detector:
@@ -220,11 +218,10 @@ class Detector(nn.Module):
                 "written by `surefeat boxes fit`"
             )
         about = json.loads((found[0] / SETTINGS).read_text())
-        if file_hash(found[0] / WEIGHTS) != about["sha256"]:
-            raise ValueError(f"{found[0] / WEIGHTS} is damaged: another hash; copy it anew")
+        weights = checked_weights(found[0] / WEIGHTS, about["sha256"])
         config: DetectorConfig = from_dict(DetectorConfig, about["config"])
         detector = cls(config, tuple(about["categories"]))
-        detector.load_state_dict({k: v.float() for k, v in load_file(found[0] / WEIGHTS).items()})
+        detector.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
         return detector.eval().to(choose_device(device))
 
 

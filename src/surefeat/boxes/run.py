@@ -84,8 +84,9 @@ def fit_boxes(
     made or added to where it lacks images; by default in the run folder. resume: continue the run
     in `out` exactly, with its own settings. An image without label is left out, and listed.
     """
-    run, config = _open(Path(out), config or BoxesConfig(), resume=resume)
-    detector = _create(config, found.categories, init=init, run=run).to(choose_device(device))
+    where = choose_device(device)
+    run, config = _open(Path(out), config or BoxesConfig(), resume=resume, device=where)
+    detector = _create(config, found.categories, init=init, run=run).to(where)
     labelled = found.labelled()
     silent = [Skipped(image.name, "has no label") for image in found.images if not image.labels]
     known = ready_proposals(labelled, config, file=_file(proposals, run.folder), quiet=quiet)
@@ -215,7 +216,9 @@ def _file(proposals: str | Path | None, folder: Path) -> Path:
     return folder / "proposals.npz" if proposals is None else Path(proposals)
 
 
-def _open(out: Path, config: BoxesConfig, *, resume: bool) -> tuple[Run, BoxesConfig]:
+def _open(
+    out: Path, config: BoxesConfig, *, resume: bool, device: torch.device
+) -> tuple[Run, BoxesConfig]:
     run = Run(out)
     if resume:
         if not run.config_file.is_file():
@@ -227,7 +230,7 @@ def _open(out: Path, config: BoxesConfig, *, resume: bool) -> tuple[Run, BoxesCo
     if run.checkpoints() or run.metrics_file.exists():
         raise FileExistsError(f"{out} already holds a run; pass --resume, or another --out")
     check_boxes_config(config)
-    write_json(run.folder / "environment.json", environment())
+    write_json(run.folder / "environment.json", environment(device))
     write_json(run.config_file, to_dict(config))
     return run, config
 

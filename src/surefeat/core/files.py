@@ -10,7 +10,9 @@ import json
 import math
 import os
 import platform
+import secrets
 import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +20,11 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 
-def environment() -> dict[str, Any]:
-    """Where and when something ran: versions, hardware, commit, date."""
+def environment(device: torch.device | str) -> dict[str, Any]:
+    """Where and when something ran on this device: versions, hardware, commit, date."""
     import torch
 
     from surefeat import __version__
@@ -31,17 +34,17 @@ def environment() -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "hardware": hardware(),
+        "hardware": hardware(device),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def hardware() -> str:
+def hardware(device: torch.device | str) -> str:
     """The accelerator's name, or the processor's and its number of cores."""
     import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -74,9 +77,9 @@ def commit() -> str:
 def _plain(value: Any) -> Any:
     """JSON knows no NaN and no infinity: they become null."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -96,14 +99,74 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, also across a power cut."""
+    """Write a file whole or not at all, also across a power cut; folders are made for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    # Random, not the process's number: two machines may write to one disk.
+    part = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.part")
+    try:
+        with part.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        _move(part, path)
+    except BaseException:  # Ctrl-C too leaves nothing behind
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _move(part: Path, path: Path) -> None:
+    """Rename, and make the rename itself survive a power cut."""
     part.replace(path)
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def pack_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """The bytes of a .safetensors file; tensors may be on any device."""
+    from safetensors.torch import save
+
+    packed = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return save(packed, metadata)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Write a .safetensors file atomically."""
+    write_bytes(path, pack_tensors(tensors, metadata))
+
+
+def write_model(
+    weights: Path, tensors: Mapping[str, Tensor], settings: Path, about: dict[str, Any]
+) -> None:
+    """Write weights, and settings with their hash, into one folder: as one, or not at all.
+
+    Two files cannot be renamed at once. The new weights wait under a name made of their hash until
+    the settings that ask for them are there; `checked_weights` finds them under either name.
+    """
+    data = pack_tensors(tensors)
+    digest = hashlib.sha256(data).hexdigest()
+    waiting = _waiting(weights, digest)
+    write_bytes(waiting, data)
+    write_json(settings, about | {"sha256": digest})
+    _move(waiting, weights)
+
+
+def checked_weights(weights: Path, digest: object) -> Path:
+    """The file whose hash the settings name, as write_model left it; ValueError: damaged."""
+    for path in (weights, _waiting(weights, str(digest))):
+        if path.is_file() and file_hash(path) == digest:
+            return path
+    raise ValueError(f"{weights} is damaged: the settings have another hash; copy it anew")
+
+
+def _waiting(weights: Path, digest: str) -> Path:
+    return weights.with_name(f".{weights.stem}-{digest[:16]}{weights.suffix}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def pretrain(
     part, device = join_processes(device)
     quiet = quiet or part.rank > 0
     items = find_images(source, crop=crop, **find)
-    run = _open_run(Path(out), config, steps=steps, resume=resume, part=part)
+    run = _open_run(Path(out), config, steps=steps, resume=resume, part=part, device=device)
     config = run.config()
     # The weights first: a wrong name of theirs is said before many images are decoded.
     model = _create(run, config, init=init, part=part).to(device)
@@ -197,7 +197,9 @@ def join_processes(device: str | torch.device | None) -> tuple[Part, torch.devic
     return Part(rank, world), chosen
 
 
-def _open_run(out: Path, config: Config, *, steps: int | None, resume: bool, part: Part) -> Run:
+def _open_run(
+    out: Path, config: Config, *, steps: int | None, resume: bool, part: Part, device: torch.device
+) -> Run:
     """Start or reopen the run, with its settings in config.json; one process does it for all."""
     if part.rank == 0:
         if resume:
@@ -206,7 +208,7 @@ def _open_run(out: Path, config: Config, *, steps: int | None, resume: bool, par
             checkpoint = run.load_checkpoint()
             run.forget_after(checkpoint.step if checkpoint else 0)
         else:
-            run = Run.start(out, config)
+            run = Run.start(out, config, device=device)
         if steps is not None:
             run.store_config(replace(config, train=replace(config.train, steps=steps)))
     if part.world > 1:

@@ -80,7 +80,7 @@ class Run:
     folder: Path
 
     @classmethod
-    def start(cls, folder: str | Path, config: Config) -> Run:
+    def start(cls, folder: str | Path, config: Config, *, device: torch.device | str) -> Run:
         """A new run; a folder that holds one already is refused, unless it never got to train."""
         run = cls(Path(folder))
         if run.checkpoints() or run.metrics_file.exists():
@@ -88,7 +88,7 @@ class Run:
                 f"{run.folder} already holds a run; pass --resume to continue it, or another --out"
             )
         run.folder.mkdir(parents=True, exist_ok=True)
-        write_json(run.folder / "environment.json", environment())
+        write_json(run.folder / "environment.json", environment(device))
         run.store_config(config)
         return run
 

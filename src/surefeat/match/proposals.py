@@ -20,8 +20,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +32,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.core.files import write_bytes
+from surefeat.core.files import write_bytes, write_tensors
 from surefeat.core.geometry import Frame, clip_boxes
 from surefeat.core.image import ImageError, decode, read_bytes
 from surefeat.data.items import Item
@@ -259,13 +257,7 @@ def _load(path: Path) -> Tensor:
 
 
 def _save(boxes: Tensor, path: Path) -> None:
-    """Written beside its place and then moved there: a reader never sees half a file."""
-    from safetensors.torch import save
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-        file.write(save({"boxes": boxes.contiguous()}))
-    os.replace(file.name, path)
+    write_tensors(path, {"boxes": boxes})
 
 
 _BENCHMARK_FORMAT = "surefeat-proposals-1"

@@ -75,7 +75,7 @@ def evaluate_row(
         "config": config,
         "weights_sha256": row.weights_sha256,
         "seconds": round(seconds, 1) if not before else None,
-        **environment(),
+        **environment(device),
         "device": device.type,
     }
     return write_result(out / f"{stem}.json", result)

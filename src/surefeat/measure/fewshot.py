@@ -373,7 +373,7 @@ def measure_row(
         "seconds_of_photos": round(material.seconds, 1),
         "seconds_of_features": round(views.seconds, 1),
         "features_on": sorted(views.places),
-        **environment(),
+        **environment(device),
         "device": device.type,
     }
     return write_result(out / f"{stem}.json", result)

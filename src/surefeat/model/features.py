@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from surefeat.core.files import write_tensors
 from surefeat.core.geometry import Frame, clip_boxes, pixel_to_grid, sample
 from surefeat.core.image import ImageLike
 
@@ -115,21 +116,15 @@ class Features:
 
     def save(self, path: str | Path) -> None:
         """Write a .safetensors file in half precision, whole or not at all."""
-        from safetensors.torch import save
-
         tensors = {
-            "descriptors": self.descriptors.half().cpu().contiguous(),
-            "uncertainty": self.uncertainty.float().cpu().contiguous(),
-            "lower": self.lower.half().cpu().contiguous(),
+            "descriptors": self.descriptors.half(),
+            "uncertainty": self.uncertainty.float(),
+            "lower": self.lower.half(),
         }
         about = {"original": self.frame.original, "network": self.frame.network,
                  "stride": self.stride, "name": self.name,
                  "reliability": self.reliability and self.reliability.to_dict()}  # fmt: skip
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_bytes(save(tensors, {"format": _FORMAT, "about": json.dumps(about)}))
-        part.replace(path)
+        write_tensors(Path(path), tensors, {"format": _FORMAT, "about": json.dumps(about)})
 
     @staticmethod
     def load(path: str | Path) -> Features:

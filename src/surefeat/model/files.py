@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from surefeat.core.files import file_hash, from_dict
+from surefeat.core.files import checked_weights, from_dict
 
 Trained = Literal["all", "last", "head"]
 
@@ -60,8 +60,8 @@ def model_folder(source: str | Path | None) -> Path:
     )
 
 
-def read_settings(folder: Path) -> ModelConfig:
-    """What model.json says, after a check that the weights beside it are those it speaks of."""
+def read_settings(folder: Path) -> tuple[ModelConfig, Path]:
+    """What model.json says, and the weights it speaks of, checked by their hash."""
     path = folder / SETTINGS
     try:
         settings = json.loads(path.read_text())
@@ -70,10 +70,7 @@ def read_settings(folder: Path) -> ModelConfig:
     except (ValueError, KeyError, TypeError) as error:
         what = f"{path} is not what save_pretrained writes ({error})"
         raise ValueError(f"{what}; pass a folder written by `surefeat pretrain`") from error
-    if file_hash(folder / WEIGHTS) != wanted:
-        weights = folder / WEIGHTS
-        raise ValueError(f"{weights} is damaged: {SETTINGS} has another hash; copy it anew")
-    return config
+    return config, checked_weights(folder / WEIGHTS, wanted)
 
 
 def _from_hub(name: str) -> Path:

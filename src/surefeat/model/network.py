@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefeat.core.files import choose_device, file_hash, to_dict
+from surefeat.core.files import choose_device, to_dict, write_model
 from surefeat.core.geometry import Frame, interpolation, pixel_to_grid
 from surefeat.core.image import EXTENSIONS, ImageError, ImageLike, prepare
 from surefeat.model.features import Features
@@ -186,15 +185,10 @@ class DenseFeatures(nn.Module):
 
     def save_pretrained(self, folder: str | Path, *, int8: bool = False) -> None:
         """Write model.json and model.safetensors; int8 stores filters in a quarter of the space."""
-        from safetensors.torch import save_file
-
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {name: value.detach().cpu() for name, value in self.state_dict().items()}
-        state = quantise(state) if int8 else state
-        save_file({name: value.contiguous() for name, value in state.items()}, folder / WEIGHTS)
-        settings = {"config": to_dict(self.config), "sha256": file_hash(folder / WEIGHTS)}
-        (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+        folder, state = Path(folder), self.state_dict()
+        state = quantise({k: v.cpu() for k, v in state.items()}) if int8 else state
+        about = {"config": to_dict(self.config)}
+        write_model(folder / WEIGHTS, state, folder / SETTINGS, about)
         if self.reliability is not None:
             self.reliability.save(folder)
         else:
@@ -212,9 +206,10 @@ class DenseFeatures(nn.Module):
 
         where = choose_device(device)
         folder = model_folder(source)
-        model = cls(read_settings(folder))
+        config, weights = read_settings(folder)
+        model = cls(config)
         try:
-            model.load_state_dict(widen(load_file(folder / WEIGHTS)))
+            model.load_state_dict(widen(load_file(weights)))
         except RuntimeError as error:
             raise ValueError(f"{folder}: weights and {SETTINGS} are of different models") from error
         model.reliability = Reliability.load(folder)

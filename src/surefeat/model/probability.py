@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefeat.core.files import write_json
+
 FILE = "reliability.json"
 """Its name beside the weights in a model folder."""
 
@@ -72,10 +74,7 @@ class Reliability:
 
     def save(self, folder: str | Path) -> None:
         """Write reliability.json into a model folder, whole or not at all."""
-        path = Path(folder) / FILE
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps({"format": _FORMAT, **self.to_dict()}, indent=2) + "\n")
-        part.replace(path)
+        write_json(Path(folder) / FILE, {"format": _FORMAT, **self.to_dict()})
 
     @staticmethod
     def load(folder: str | Path) -> Reliability | None:

@@ -1,0 +1,200 @@
+"""Files are written whole or not at all, alone and as the two files of a model."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from surefeat.boxes.config import DetectorConfig
+from surefeat.boxes.network import Detector
+from surefeat.core import files
+from surefeat.core.files import (
+    checked_weights,
+    environment,
+    from_dict,
+    hardware,
+    to_dict,
+    write_bytes,
+    write_json,
+    write_model,
+    write_tensors,
+)
+from surefeat.model.files import ModelConfig
+from surefeat.model.network import DenseFeatures
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing may handle it."""
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bytes(tmp_path / "x.bin", b"old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_bytes(tmp_path / "x.bin", b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"x.bin": b"old"}
+
+
+def test_the_file_and_its_folder_reach_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[str] = []
+
+    def watched(number: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(number).st_mode)
+        names = {path.name for path in tmp_path.iterdir()}
+        kept.append("folder" if is_folder and names == {"x"} else "file")
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write_bytes(tmp_path / "x", b"1")
+    assert kept == ["file", "folder"]
+
+
+def _write_often(path: Path, letter: str) -> None:
+    for _ in range(40):
+        write_bytes(path, letter.encode() * 50_000)
+
+
+def test_processes_that_write_one_file_never_mix_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in two containers that share a disk: every process is number 1.
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    fork = multiprocessing.get_context("fork")
+    workers = [fork.Process(target=_write_often, args=(tmp_path / "x", name)) for name in "ab"]
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers):
+        content = (tmp_path / "x").read_bytes() if (tmp_path / "x").exists() else b""
+        assert content in (b"", b"a" * 50_000, b"b" * 50_000)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_tensors_of_any_layout_come_back_the_same(tmp_path: Path) -> None:
+    turned = torch.arange(6.0, requires_grad=True).reshape(2, 3).T
+    write_tensors(tmp_path / "new" / "x.safetensors", {"t": turned}, {"about": "it"})
+    assert torch.equal(load_file(tmp_path / "new" / "x.safetensors")["t"], turned)
+
+
+# Every file of a model is one rename, so a kill can come before any of these.
+@pytest.mark.parametrize("survived", range(4))
+def test_a_model_killed_while_it_is_written_over_another_is_one_of_the_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
+) -> None:
+    def saved(value: float) -> None:
+        about = {"value": value}
+        tensors = {"t": torch.full((2,), value)}
+        write_model(tmp_path / "w.safetensors", tensors, tmp_path / "s.json", about)
+
+    def loaded() -> tuple[float, float]:
+        about = json.loads((tmp_path / "s.json").read_text())
+        weights = load_file(checked_weights(tmp_path / "w.safetensors", about["sha256"]))
+        return about["value"], float(weights["t"][0])
+
+    saved(1.0)
+    _kill_after(survived, monkeypatch)
+    if survived < 3:
+        with pytest.raises(Killed):
+            saved(2.0)
+    else:
+        saved(2.0)
+    assert loaded() == ((1.0, 1.0) if survived < 2 else (2.0, 2.0))
+    monkeypatch.undo()
+    saved(3.0)
+    assert loaded() == (3.0, 3.0)
+    assert (tmp_path / "w.safetensors").is_file()
+
+
+def _kill_after(renames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    move, done = files._move, []
+
+    def counted(part: Path, path: Path) -> None:
+        if len(done) == renames:
+            raise Killed
+        done.append(path)
+        move(part, path)
+
+    monkeypatch.setattr(files, "_move", counted)
+
+
+@pytest.mark.parametrize("survived", range(3))
+def test_a_shipped_kind_of_model_survives_a_kill_between_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
+) -> None:
+    def network(seed: int) -> DenseFeatures:
+        torch.manual_seed(seed)
+        return DenseFeatures(ModelConfig(trunk="small", channels=8)).eval()
+
+    def detector(seed: int) -> Detector:
+        torch.manual_seed(seed)
+        return Detector(DetectorConfig(trunk="small", hidden=8), ("car", "bus")).eval()
+
+    network(0).save_pretrained(tmp_path / "model")
+    detector(0).save(tmp_path / "boxes")
+    for save in (
+        lambda: network(1).save_pretrained(tmp_path / "model"),
+        lambda: detector(1).save(tmp_path / "boxes"),
+    ):
+        with monkeypatch.context() as patch:
+            _kill_after(survived, patch)
+            with pytest.raises(Killed):
+                save()
+    now = 0 if survived < 2 else 1
+    for new, old in (
+        (DenseFeatures.from_pretrained(tmp_path / "model", device="cpu"), network(now)),
+        (Detector.load(tmp_path / "boxes", device="cpu"), detector(now)),
+    ):
+        for name, value in old.state_dict().items():
+            torch.testing.assert_close(new.state_dict()[name], value, atol=1e-3, rtol=1e-3)
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"w.safetensors is damaged.*copy it anew"):
+        checked_weights(tmp_path / "w.safetensors", "0" * 64)
+
+
+def test_json_has_no_nan(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": [float("nan"), 1.0], "b": (float("inf"),)})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": [None, 1.0], "b": [None]}
+
+
+def test_a_run_on_the_cpu_does_not_name_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Fast {device}")
+    assert "Fast" not in environment("cpu")["hardware"]
+    assert "cores" in hardware(torch.device("cpu"))
+    assert environment("cuda:1")["hardware"] == "Fast cuda:1"
+
+
+@dataclass(frozen=True)
+class Inner:
+    sides: tuple[int, ...] = (1, 2)
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner = Inner()
+    name: str = "x"
+
+
+def test_settings_come_back_from_json_and_unknown_ones_are_named() -> None:
+    outer = Outer(Inner((3,)), "y")
+    assert from_dict(Outer, json.loads(json.dumps(to_dict(outer)))) == outer
+    with pytest.raises(ValueError, match="unknown setting 'side' for Inner; known: sides"):
+        from_dict(Outer, {"inner": {"side": 1}})
