@@ -15,7 +15,7 @@ STAGES = [(0, 0.0, 41.0, 61.0), (10, 0.2, 50.0, 66.0), (20, 4.0, 60.0, 68.0), (4
 
 
 def result(*, shipped: int = 20) -> dict[str, Any]:
-    """As benchmarks/training_curve.py writes it."""
+    """As benchmarks/experiments/training_curve.py writes it."""
     stages = [
         {"step": step, "seconds": seconds, "pck": {"nearest": nearest, "voting": voting}}
         for step, seconds, nearest, voting in STAGES
@@ -61,5 +61,7 @@ def test_steps_stand_above_their_seconds_where_they_have_room() -> None:
 
 @pytest.mark.parametrize("metrics", [{}, {"stages": []}])
 def test_a_result_without_stages_says_how_to_get_them(metrics: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"write them with benchmarks/training_curve\.py"):
+    with pytest.raises(
+        ValueError, match=r"write them with benchmarks/experiments/training_curve\.py"
+    ):
         accuracy_over_time(result() | {"metrics": metrics})

@@ -41,7 +41,7 @@ try:
 except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
-# What benchmarks/training_curve.py measures, and how the figure calls it.
+# What benchmarks/experiments/training_curve.py measures, and how the figure calls it.
 _ROUTES = {"nearest": "nearest neighbour", "voting": "voting"}
 
 
@@ -108,7 +108,9 @@ def accuracy_over_time(result: dict[str, Any]) -> Figure:
     """PCK@0.1 over seconds of training, a curve per route; the steps stand above."""
     stages = result["metrics"].get("stages")
     if not stages:
-        raise ValueError("no training stages to draw; write them with benchmarks/training_curve.py")
+        raise ValueError(
+            "no training stages to draw; write them with benchmarks/experiments/training_curve.py"
+        )
     figure = new_figure(
         3.6, f"Keypoints matched right on {result['benchmark']} {result['split']} over the seconds "
         "that the steps took; dashed, where the shipped model stops."

@@ -1,6 +1,7 @@
 """Fit Matches.probability on PF-PASCAL development pairs and show how well it is calibrated.
 
-    python benchmarks/reliability.py PF-PASCAL --model MODEL --out results/reliability.json
+    python benchmarks/experiments/reliability.py PF-PASCAL --model MODEL
+        --out results/reliability.json
 
 Fitted on the pairs of the train list, checked on those of the val list; neither shares an image
 with the test list. A match is right within 0.1 of the target's longer side (the img rule). With

@@ -1,7 +1,9 @@
 """Weakly supervised boxes on PASCAL VOC, from image labels alone: results/boxes/*.json.
 
-    python benchmarks/boxes_voc.py --data FOLDER --proposals proposals.npz --only-proposals
-    python benchmarks/boxes_voc.py --data FOLDER --proposals proposals.npz --init WEIGHTS
+    python benchmarks/experiments/boxes_voc.py --data FOLDER --proposals proposals.npz
+        --only-proposals
+    python benchmarks/experiments/boxes_voc.py --data FOLDER --proposals proposals.npz
+        --init WEIGHTS
 
 FOLDER holds voc/ and voc-nonrigid/ (instances.json and tar shards). Learns on the train split
 without the images kept for other tests, measures CorLoc on it and AP at IoU 0.5 on val, beside
@@ -186,7 +188,7 @@ def main() -> None:
         "weights_sha256": file_hash(options.out / "run" / "model" / "detector.safetensors"),
         "commit": here["commit"], "hardware": here["hardware"], "date": here["date"],
     }  # fmt: skip
-    path = options.result or Path(__file__).parents[1] / "results" / "boxes" / f"{options.row}.json"
+    path = options.result or Path(__file__).parents[2] / "results" / "boxes" / f"{options.row}.json"
     write_json(path, result)
     row = named(options.agreement)
     short = {k: v[row].get("mean", v[row].get("map (area)"))

@@ -1,6 +1,6 @@
 """How long the features of one photo take, beside DINOv2's networks: results/peers_speed.json.
 
-    python benchmarks/peers.py --out results/peers_speed.json
+    python benchmarks/speed/peers.py --out results/peers_speed.json
 
 Time only: the peers are built by timm with random weights, which take as long as learned ones. Each
 network sees a square photo at sizes it is used at, one after the other in every round, so that a

@@ -1,6 +1,6 @@
 """Recall and speed of the proposals on VOC val images, beside OpenCV's selective search.
 
-Run: python benchmarks/proposals.py --data FOLDER [--images 300]
+Run: python benchmarks/speed/proposals.py --data FOLDER [--images 300]
 FOLDER holds voc/instances.json and voc/*.tar. Writes results/proposals_recall.json.
 """
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from surefeat.core.geometry import box_iou, boxes_from_xywh
 from surefeat.match.proposals import GridSettings, PrimSettings, propose
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SEED = 0
 COUNT = 1000
 

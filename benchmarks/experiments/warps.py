@@ -1,6 +1,6 @@
 """Do matches land where a known warp says? Affine and thin-plate warps of photographs.
 
-    python benchmarks/warps.py --out results/warp_errors.json
+    python benchmarks/experiments/warps.py --out results/warp_errors.json
 
 Photos that come with scikit-image are warped by random maps; points matched from the photo to its
 warped copy, and the dense matches, are compared with the truth. Errors are in shares of the

@@ -1,6 +1,6 @@
 """How fast matching is beside straightforward numpy, features given: results/match_speed.json.
 
-    python benchmarks/match.py --out results/match_speed.json
+    python benchmarks/speed/match.py --out results/match_speed.json
 
 Both sides answer the same questions on the same maps in the same run, and the answers are compared:
 1000 x 1000 regions, the 200 best points, and a dense field, the last two with voting. The reference

@@ -1,6 +1,6 @@
 """Time per image of the whole route from photo to selected box: results/boxes_speed.json.
 
-    python benchmarks/boxes.py --images FOLDER [--init WEIGHTS] [--count 20]
+    python benchmarks/speed/boxes.py --images FOLDER [--init WEIGHTS] [--count 20]
 
 Stages: reading, proposals (each method), the passes over scales and flips, and the selection. The
 hidden layers are random: their time does not depend on what they have learned.
@@ -28,7 +28,7 @@ from surefeat.data.sources import find_images
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import item_bytes, propose_for
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CATEGORIES = tuple(f"category {k}" for k in range(12))
 
 

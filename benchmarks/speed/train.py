@@ -1,6 +1,6 @@
 """How fast `pretrain` is, end to end and stage by stage; writes results/train_speed.json.
 
-    python benchmarks/train.py IMAGES --init WEIGHTS --out results/train_speed.json
+    python benchmarks/speed/train.py IMAGES --init WEIGHTS --out results/train_speed.json
 
 Every row trains with `surefeat.pretrain` itself and reads the speed from its metrics.jsonl: the
 median of the log lines after the first, so that compilation and cuDNN's search are left out.

@@ -1,6 +1,6 @@
 """The SD filter and the dense flow of a pair against scipy and numpy, at 224 x 224.
 
-Run: python benchmarks/flow.py --data FOLDER [--pairs 8]
+Run: python benchmarks/speed/flow.py --data FOLDER [--pairs 8]
 FOLDER holds voc/instances.json and voc/*.tar. Writes results/flow_speed.json. Pairs are random val
 photos; the regions are their proposals, each matched to the most overlapping one of the other
 photo after a random shift, which leaves holes and collisions as real matches do.

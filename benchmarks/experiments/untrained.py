@@ -1,6 +1,7 @@
 """Why two untrained rows differ from the published numbers: one change at a time, with its noise.
 
-    python benchmarks/untrained.py PF-PASCAL --proposals FILE --other-proposals FILE --init WEIGHTS
+    python benchmarks/experiments/untrained.py PF-PASCAL --proposals FILE
+        --other-proposals FILE --init WEIGHTS
 
 Keypoints by the paper's route (region matches -> dense flow -> SD filter) on val pairs that share
 no image with test. Every change is paired with the setting that was measured, pair by pair, and

@@ -1,6 +1,7 @@
 """Matching accuracy over training time: results/training_curve.json.
 
-    python benchmarks/training_curve.py --images SHARDS --keep LIST --init WEIGHTS --data PF-PASCAL
+    python benchmarks/experiments/training_curve.py --images SHARDS --keep LIST --init WEIGHTS
+        --data PF-PASCAL
 
 Trains the preset `ours` once, keeps the weights at some steps, and measures each on PF-PASCAL pairs
 that are free of test images. Seconds are those of the steps; what comes before the first (decoding
@@ -102,7 +103,7 @@ def main() -> None:
         "config": to_dict(config), "weights_sha256": file_hash(last),
         **environment(choose_device(None)),
     }  # fmt: skip
-    path = Path(__file__).parents[1] / "results" / "training_curve.json"
+    path = Path(__file__).parents[2] / "results" / "training_curve.json"
     write_json(options.out or path, result)
 
 

@@ -1,6 +1,7 @@
 """What confidence knows from one image alone: where objects are, and which places match right.
 
-    python benchmarks/confidence.py VOC PF-PASCAL --model MODEL --out results/confidence.json
+    python benchmarks/experiments/confidence.py VOC PF-PASCAL --model MODEL
+        --out results/confidence.json
 
 Objects: cells inside and outside VOC boxes, on val photos. Matching: places of image 0 on the
 object, whose true place in image 1 follows from the common keypoints (thin-plate spline), on

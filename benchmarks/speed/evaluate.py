@@ -1,6 +1,6 @@
 """Time per stage of `surefeat evaluate` on a few pairs, and what a whole benchmark will take.
 
-    python benchmarks/evaluate.py PF-PASCAL --proposals FILE --rows ours res4c --init WEIGHTS
+    python benchmarks/speed/evaluate.py PF-PASCAL --proposals FILE --rows ours res4c --init WEIGHTS
 
 Pairs come from the val list. Each measure is timed by itself on pictures whose features are
 there, so a route's time holds all it needs: flow the region matches, voting the similarities.

@@ -1,8 +1,10 @@
 """The search for the recipe: train variants, measure each on pairs that are free of test images.
 
-    python benchmarks/recipe.py train NAME... --images SHARDS --keep LIST --init WEIGHTS --out DIR
-    python benchmarks/recipe.py rows NAME... --recipe VARIANT (the rest as above)
-    python benchmarks/recipe.py measure MODEL... --data PF-PASCAL --proposals FILE --out FILE.json
+    python benchmarks/experiments/recipe.py train NAME... --images SHARDS --keep LIST
+        --init WEIGHTS --out DIR
+    python benchmarks/experiments/recipe.py rows NAME... --recipe VARIANT (the rest as above)
+    python benchmarks/experiments/recipe.py measure MODEL... --data PF-PASCAL --proposals FILE
+        --out FILE.json
 
 Names are those of recipe_variants.py: variants of training, rows of the results table, each with
 the recipe found, and ways of matching. Nothing here sees a test pair.
