@@ -1,4 +1,4 @@
-"""Every script beside the package still starts: what it imports is there, and it explains itself."""
+"""Every script beside the package still starts: its imports are there, and it explains itself."""
 
 from __future__ import annotations
 
