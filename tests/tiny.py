@@ -45,7 +45,7 @@ from surefeat.match.proposals import Proposals, ProposalSettings, key_of, propos
 from surefeat.match.proposals import write_proposals as store_proposals
 from surefeat.measure.fewshot_settings import FewShot
 from surefeat.measure.protocol import Protocol
-from surefeat.measure.rows import DenseRow
+from surefeat.measure.rows import Row, untrained_row
 from surefeat.model.features import Features
 from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
@@ -527,8 +527,8 @@ def colours(crops: Tensor, *, cells: int = 12) -> Tensor:
     return torch.cat([share, x, x.transpose(2, 3)], dim=1)
 
 
-def oracle() -> DenseRow:
-    return DenseRow("colours", colours, settings={"cells": 12})
+def oracle() -> Row:
+    return untrained_row("colours", lambda crops: [colours(crops)], unit=False, settings={})
 
 
 # Figures as they are drawn: their pixels, and the axes that show pictures.

@@ -34,7 +34,7 @@ from surefeat.measure.matching import measure
 from surefeat.measure.material import FeatureStore, memory_for_features, prepare_material
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.results import result_of
-from surefeat.measure.rows import Row, build_row, hypercolumn_row, model_row, tap_row
+from surefeat.measure.rows import Row, build_row, model_row
 
 
 def changed(config: Config, changes: dict[str, Any]) -> Config:
@@ -105,12 +105,8 @@ def measure_way(row: Row, protocol: Protocol, options: argparse.Namespace) -> di
 
 def untrained(name: str, init: Sequence[str], device: torch.device) -> Row:
     """A known row; NAME-raw keeps the lengths that the network gives its features."""
-    if not name.endswith("-raw"):
-        return build_row(name, init=init, device=device)
-    if name == "resnet50-hc-raw":
-        return hypercolumn_row(name, init=init, device=device, unit=False)
-    tap = {"vgg16-raw": "pool4", "res4c-raw": "res4c"}[name]
-    return tap_row(name, tap, init=init, device=device, unit=False)
+    known = name.removesuffix("-raw")
+    return replace(build_row(known, init=init, device=device, raw=known != name), name=name)
 
 
 def measure_all(models: Sequence[str], options: argparse.Namespace) -> None:

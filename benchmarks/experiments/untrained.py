@@ -43,8 +43,7 @@ from surefeat.measure.material import (
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.results import read_result
 from surefeat.measure.rows import (
-    HYPERCOLUMN,
-    LAYERS,
+    UNTRAINED,
     Row,
     as_features,
     at_size,
@@ -61,10 +60,9 @@ ROWS = {"vgg16": 57, "resnet50-hc": 29}
 
 def network_row(name: str, maps: Maps, init: Sequence[str], device: torch.device) -> Row:
     """An untrained row, its layers brought to `maps.cells` cells a side."""
-    layers = LAYERS[name]
-    network = "vgg16" if name == "vgg16" else "resnet50"
-    dilated = maps.dilated or layers != HYPERCOLUMN
-    trunk, digest = imagenet_trunk(network, init, device=device, dilated=dilated)
+    which = UNTRAINED[name]
+    layers, dilated = which.layers, maps.dilated or which.dilated
+    trunk, digest = imagenet_trunk(which.trunk, init, device=device, dilated=dilated)
 
     def extract(images: Tensor) -> list[Features]:
         taps = run_taps(trunk, images, layers)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from surefeat.data.drawn import draw_many
 from surefeat.measure.rows import (
-    KNOWN,
+    UNTRAINED,
+    ImageNetLayers,
     as_features,
     build_row,
-    hypercolumn,
-    hypercolumn_row,
+    imagenet_row,
+    join_layers,
     model_row,
-    tap_row,
 )
 from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
@@ -90,7 +90,7 @@ def test_handmade_maps_move_with_the_picture(name: str) -> None:
         mode="bicubic",
     ).clamp(0, 1)  # fmt: skip
     large = (255 * large).byte()
-    row = KNOWN[name]((), CPU)
+    row = build_row(name, device=CPU)
     before = row.extract(large[:, :, :112, :112])[0].descriptors
     after = row.extract(large[:, :, 8:120, 16:128])[0].descriptors
     inner = slice(4, 8)
@@ -102,7 +102,7 @@ def test_handmade_maps_move_with_the_picture(name: str) -> None:
 
 def test_the_hypercolumn_holds_each_layer_at_one_length() -> None:
     fine, coarse = torch.rand(1, 3, 4, 4) + 0.1, 50 * torch.rand(1, 5, 2, 2) + 0.1
-    joined = hypercolumn([fine, coarse])
+    joined = join_layers([fine, coarse])
     assert joined.shape == (1, 8, 4, 4)
     torch.testing.assert_close(joined[:, :3], F.normalize(fine, dim=1))
     # A corner of the finer map lies beyond the coarser one's outermost centre: its own value.
@@ -112,8 +112,8 @@ def test_the_hypercolumn_holds_each_layer_at_one_length() -> None:
 def test_the_hypercolumn_is_of_the_plain_network(
     images: Tensor, weights: tuple[Path, Path]
 ) -> None:
-    row = hypercolumn_row("hc", init=weights, device=CPU)
-    trunk = tap_row("x", "res4c", init=weights, device=CPU)
+    row = imagenet_row("hc", UNTRAINED["resnet50-hc"], init=weights, device=CPU)
+    trunk = build_row("res4c", init=weights, device=CPU)
     lower = trunk.extract(images)[0].descriptors
     middle = row.extract(images)[0].descriptors[512 : 512 + 1024]
     # res4c is the same in both networks; at the finer size its four copies average to it, roughly.
@@ -136,8 +136,10 @@ def test_raw_maps_keep_the_lengths_the_network_gave() -> None:
 def test_raw_rows_are_the_unit_rows_before_scaling(
     images: Tensor, weights: tuple[Path, Path]
 ) -> None:
-    raw = tap_row("raw", "res4c", init=weights, device=CPU, unit=False)
-    unit = tap_row("unit", "res4c", init=weights, device=CPU)
+    which = ImageNetLayers("resnet50", ("res4c",))
+    raw, unit = (
+        imagenet_row("x", which, init=weights, device=CPU, unit=keep) for keep in (False, True)
+    )
     assert (raw.unit, unit.unit) == (False, True)
     given, expected = raw.extract(images)[0].descriptors, unit.extract(images)[0].descriptors
     torch.testing.assert_close(F.normalize(given, dim=0), expected)
@@ -147,7 +149,7 @@ def test_raw_rows_are_the_unit_rows_before_scaling(
 
 def test_a_raw_hypercolumn_is_its_layers_side_by_side() -> None:
     fine, coarse = 3 * torch.rand(1, 3, 4, 4), 50 * torch.rand(1, 5, 4, 4)
-    assert torch.equal(hypercolumn([fine, coarse], unit=False), torch.cat([fine, coarse], dim=1))
+    assert torch.equal(join_layers([fine, coarse], unit=False), torch.cat([fine, coarse], dim=1))
 
 
 def test_weights_are_found_by_what_they_hold(weights: tuple[Path, Path], images: Tensor) -> None:

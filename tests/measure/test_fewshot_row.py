@@ -18,7 +18,7 @@ from surefeat.measure import fewshot, fewshot_views
 from surefeat.measure.fewshot import measure_row, train_round
 from surefeat.measure.fewshot_data import Material, prepare_material
 from surefeat.measure.results import read_result
-from surefeat.measure.rows import DenseRow
+from surefeat.measure.rows import untrained_row
 from surefeat.measure.tables import fewshot_class_table, read_fewshot, round_table
 from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
@@ -48,7 +48,9 @@ def test_features_that_know_the_answer_find_nearly_all_keypoints(result: Path) -
 
 
 def test_features_that_know_nothing_do_not(material: Material, tmp_path: Path) -> None:
-    blind = DenseRow("blind", lambda crops: torch.zeros_like(colours(crops)))
+    blind = untrained_row(
+        "blind", lambda crops: [torch.zeros_like(colours(crops))], unit=False, settings={}
+    )
     settings = replace(SETTINGS, rounds=("all",), seeds=1)
     metrics = read_result(measure_row(blind, material, settings, out=tmp_path))["metrics"]
     assert metrics["pck@0.1 bbox, all per class"] < 40
@@ -131,12 +133,12 @@ def test_features_that_all_rounds_share_are_computed_once_and_before_any_trainin
 ) -> None:
     seen = 0
 
-    def counted(crops: Tensor) -> Tensor:
+    def counted(crops: Tensor) -> list[Tensor]:
         nonlocal seen
         seen += len(crops)
-        return colours(crops)
+        return [colours(crops)]
 
-    row, settings = replace(oracle(), features=counted), replace(SETTINGS, rounds=("all",))
+    row, settings = replace(oracle(), layers=counted), replace(SETTINGS, rounds=("all",))
     measure_row(row, material, replace(settings, least_steps=1), out=tmp_path)
     assert seen == len(material.test) + settings.views * len(material.train)
     # Where they do not fit, that shows before the first round, though it needs few of them.

@@ -20,7 +20,7 @@ from surefeat.measure.fewshot_data import (
     some_objects,
 )
 from surefeat.measure.fewshot_views import Plan, Views, cut, extract, plain_plan, random_plan
-from surefeat.measure.rows import at_size, build_dense_row
+from surefeat.measure.rows import at_size, build_row
 from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
 from tiny import COLOURS, KINDS, SIDE, colours, write_benchmark, write_photos
@@ -207,29 +207,29 @@ def test_rows_are_unit_length_per_layer_with_the_weights_asked_for(tmp_path: Pat
     torch.manual_seed(0)
     DenseFeatures(ModelConfig(trunk="small", channels=8)).save_pretrained(tmp_path)
     crops = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    row = build_dense_row("mine=" + str(tmp_path), cells=4, device=CPU, weights=(1.0, 2.0))
-    maps = row.features(crops)
+    row = build_row("mine=" + str(tmp_path), device=CPU, layer_weights=(1.0, 2.0))
+    maps = row.maps(crops, cells=4)
     assert row.name == "mine"
     assert maps.shape == (2, 8 + 96, 4, 4)
     assert torch.allclose(maps[:, :8].norm(dim=1), torch.ones(2, 4, 4), atol=1e-5)
     assert torch.allclose(maps[:, 8:].norm(dim=1), torch.full((2, 4, 4), 2.0), atol=1e-5)
-    alone = build_dense_row("ours", model=tmp_path, cells=4, device=CPU, weights=(1.0, 0.0))
-    assert torch.equal(alone.features(crops), maps[:, :8])
+    alone = build_row("ours", model=tmp_path, device=CPU, layer_weights=(1.0, 0.0))
+    assert torch.equal(alone.maps(crops, cells=4), maps[:, :8])
     assert alone.weights_sha256 == row.weights_sha256
     for wrong in ((0.0, 0.0), (-1.0, 1.0)):
-        with pytest.raises(ValueError, match="none may be negative, and not both 0"):
-            build_dense_row("ours", model=tmp_path, cells=4, device=CPU, weights=wrong)
+        with pytest.raises(ValueError, match="none may be negative, nor all 0"):
+            build_row("ours", model=tmp_path, device=CPU, layer_weights=wrong)
     with pytest.raises(ValueError, match="unknown row 'resnet'; choose ours, resnet50-hc"):
-        build_dense_row("resnet", cells=4, device=CPU)
+        build_row("resnet", device=CPU)
 
 
 def test_untrained_rows_are_their_layers_side_by_side() -> None:
     crops = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8)
     torch.manual_seed(0)
-    maps = build_dense_row("resnet50-hc", cells=4, device=CPU, init=("none",)).features(crops)
+    maps = build_row("resnet50-hc", device=CPU, init=("none",)).maps(crops, cells=4)
     assert maps.shape == (1, 512 + 1024 + 2048, 4, 4)
     assert torch.allclose(maps[:, :512].norm(dim=1), torch.ones(1, 4, 4), atol=1e-5)
     torch.manual_seed(0)
-    raw = build_dense_row("resnet50-hc", cells=4, device=CPU, init=("none",), raw=True)
-    unit = torch.nn.functional.normalize(raw.features(crops)[:, 512:1536], dim=1)
+    raw = build_row("resnet50-hc", device=CPU, init=("none",), raw=True)
+    unit = torch.nn.functional.normalize(raw.maps(crops, cells=4)[:, 512:1536], dim=1)
     assert torch.allclose(unit, maps[:, 512:1536], atol=1e-5)

@@ -41,7 +41,7 @@ from surefeat.measure.fewshot_data import (
 from surefeat.measure.fewshot_settings import FewShot, Round, Split
 from surefeat.measure.fewshot_views import RowViews, Views
 from surefeat.measure.results import write_result
-from surefeat.measure.rows import DenseRow, build_dense_row
+from surefeat.measure.rows import Row, build_row
 
 TEST_BATCH = 512
 
@@ -323,7 +323,7 @@ def evaluate_fewshot(
     workers: int = 16,
     quiet: bool = False,
 ) -> list[Path]:
-    """Measure rows (see baselines.dense_rows) on few-shot keypoints; their result files.
+    """Measure rows (see measure.rows) on few-shot keypoints; their result files.
 
     data: a folder in one of the layouts of data.pascal3d, its photos under `images`. `classes` and
     `objects` (per class) make a trial smaller; the split's name says so. Photos are decoded once
@@ -333,10 +333,9 @@ def evaluate_fewshot(
     where = choose_device(device)
     # Built first: a name or file that is wrong shows before the long preparation.
     built = [
-        build_dense_row(name, cells=settings.cells, device=where, model=model, init=init, raw=raw,
-                        weights=weights)
+        build_row(name, device=where, model=model, init=init, raw=raw, layer_weights=weights)
         for name in rows
-    ]  # fmt: skip
+    ]
     sets = load_sets(data, images=images, split=split)
     train, test = (some_objects(each, classes=classes, most=objects) for each in sets)
     smaller = [*(classes or ()), *([f"{objects}-objects"] if objects else ())]
@@ -347,14 +346,14 @@ def evaluate_fewshot(
 
 
 def measure_row(
-    row: DenseRow, material: Material, settings: FewShot, *, out: Path, quiet: bool = True
+    row: Row, material: Material, settings: FewShot, *, out: Path, quiet: bool = True
 ) -> Path:
     """All rounds of all seeds of a row; writes OUT/pascal3d-<split>-<row>.json, returns its path.
 
     Rounds are appended to OUT/cache as they are finished and read back from there.
     """
     stem, device = f"pascal3d-{material.split}-{row.name}", material.train.boxes.device
-    config = {"row": dict(row.settings), "protocol": asdict(settings)}
+    config = {"row": {**row.settings, "weights": row.layer_weights}, "protocol": asdict(settings)}
     parts = [VERSION, row.name, row.weights_sha256, config, device.type, material.fingerprint]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     cache, views = Cache(out / "cache" / f"{stem}-{key}"), RowViews(row, material, settings)

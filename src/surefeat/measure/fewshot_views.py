@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from surefeat.core.geometry import into_box, jittered_box, mirrored, normalise, 
 from surefeat.data.decode import free_host_memory
 from surefeat.measure.fewshot_data import Channels, Material, Objects, Photos
 from surefeat.measure.fewshot_settings import FewShot
-from surefeat.measure.rows import DenseRow
+from surefeat.measure.rows import Row
 
 FeatureFunction = Callable[[Tensor], Tensor]
 """(B, 3, S, S) uint8 crops -> (B, C, h, w) maps on the same device."""
@@ -184,7 +184,7 @@ def _free(place: torch.device) -> float:
 class RowViews:
     """The features of one row; those that seeds and rounds share are computed once."""
 
-    def __init__(self, row: DenseRow, material: Material, settings: FewShot) -> None:
+    def __init__(self, row: Row, material: Material, settings: FewShot) -> None:
         self.row, self.material, self.settings = row, material, settings
         self.seconds = 0.0
         """Spent on the features that all rounds share."""
@@ -238,7 +238,8 @@ class RowViews:
     def _extract(self, plan: Plan, objects: Objects) -> Views:
         views = extract(
             plan, objects, photos=self.material.photos, channels=self.material.channels,
-            features=self.row.features, side=self.settings.side,
+            features=partial(self.row.maps, cells=self.settings.cells),
+            side=self.settings.side,
         )  # fmt: skip
         self.places.add(views.features.device.type)
         return views

@@ -1,18 +1,8 @@
-"""One interface for all that is compared: a name, and a function from images to Features.
+"""Rows: all that is compared, behind one interface, a name and a function from images to Features.
 
-A new row is one function. Convention: rows see images already resized to the protocol's square
-input, so a row's Features have that square as their original size.
-
-Rows from networks: ImageNet trunks as they are, and models that surefeat has trained.
-
-Rows without learning: dense SIFT (OpenCV) and HOG (scikit-image); need the eval extra.
-
-The rows by name, as the command line knows them.
-
-Rows as maps of one size: (B, 3, S, S) uint8 crops -> (B, C, h, h), for a head on top of them.
-
-Each layer is brought to the common size and, unless raw, scaled to unit length in every cell, so
-that all layers of a row count the same whatever the size of their activations.
+Rows are trained models, layers of ImageNet networks as they are, and what needs no learning: dense
+SIFT (OpenCV) and HOG (scikit-image; both need the eval extra). Convention: rows see images already
+resized to the protocol's square input, so a row's Features have that square as original size.
 """
 
 from __future__ import annotations
@@ -21,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +30,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+Layers = Callable[[Tensor], Sequence[Tensor]]
+"""(B, 3, S, S) uint8 RGB on the device -> layers (B, C, h, w), each with its own C, h and w."""
+
 
 @dataclass(frozen=True, eq=False)
 class Row:
@@ -48,7 +41,12 @@ class Row:
     name: str
     """Of the row in files and tables."""
     extract: Callable[[Tensor], list[Features]]
-    """(B, 3, S, S) uint8 RGB on the device -> Features of each."""
+    """(B, 3, S, S) uint8 RGB on the device -> Features of each, for matching."""
+    layers: Layers | None = None
+    """The same layers as the network gives them, for a head on top; a model's are its descriptors
+    and its lower layer."""
+    layer_weights: tuple[float, ...] = ()
+    """Of the layers under a head; one of 0 is left out. None given: all 1."""
     weights_sha256: str | None = None
     """Of what was learned; None where nothing was."""
     lower: bool = False
@@ -60,12 +58,33 @@ class Row:
     mean_weights: tuple[float, float] = (1.0, 1.0)
     """The same for regions pooled by means; the paper's, and as good as any on PF-PASCAL val."""
     unit: bool = True
-    """Features have unit length at every place; else regions pool them as the network gives them
-    (points are compared at unit length either way)."""
+    """Features have unit length at every place; else regions and heads get them as the network
+    gives them (points are compared at unit length either way)."""
     confidence: bool = False
     """It predicts sigma; region descriptors are scaled by 1/sigma."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What else decides the numbers; printed in every result file."""
+
+    def __post_init__(self) -> None:
+        if self.layer_weights and (min(self.layer_weights) < 0 or max(self.layer_weights) == 0):
+            raise ValueError(f"weights are {self.layer_weights}; none may be negative, nor all 0")
+
+    def maps(self, crops: Tensor, *, cells: int) -> Tensor:
+        """Under a head: crops (B, 3, S, S) uint8 -> (B, C, cells, cells), layers side by side.
+
+        Each layer is brought to the common size and, unless the row is raw, scaled to unit length
+        in every cell, so that layers count by their weights, not by the size of activations.
+        """
+        if self.layers is None:
+            raise ValueError(f"the row {self.name} has no layers to train a head on; give it some")
+        layers = self.layers(crops)
+        weights = self.layer_weights or (1.0,) * len(layers)
+        parts = [
+            weight * _scaled(at_size(layer.float(), cells), unit=self.unit)
+            for layer, weight in zip(layers, weights, strict=True)
+            if weight
+        ]
+        return torch.cat(parts, dim=1)
 
 
 def as_features(
@@ -86,25 +105,65 @@ def as_features(
     below = maps if lower is None else F.normalize(lower.float(), dim=1)
     frame = Frame(original=(side, side), network=(side, side))
     stride = side // maps.shape[-1]
-    return [Features(*each, frame, stride) for each in zip(maps, sigma, below, strict=True)]
+    parts = zip(maps, sigma, below, strict=True)
+    return [Features(*one, frame, stride) for one in parts]
 
 
-HYPERCOLUMN = ("res3c", "res4c", "res5c")
+def untrained_row(
+    name: str, layers: Layers, *, unit: bool = True, digest: str | None = None,
+    settings: Mapping[str, Any],
+) -> Row:  # fmt: skip
+    """A row of layers side by side at the first one's size, without confidence or lower layer."""
 
-# Of each trunk, a tensor that only its own weight files have.
-_PROBES = {"resnet50": "layer1.0.conv1.weight", "vgg16": "features.0.weight"}
+    def extract(images: Tensor) -> list[Features]:
+        return as_features(join_layers(layers(images), unit=unit), side=images.shape[-1], unit=unit)
+
+    settings = {**settings, "each": "unit length" if unit else "as it is"}
+    return Row(name, extract, layers, weights_sha256=digest, unit=unit, settings=settings)
+
+
+def join_layers(layers: Sequence[Tensor], *, unit: bool = True) -> Tensor:
+    """Layers (B, C_i, h_i, w_i), each at unit length, at the first one's size: (B, sum C, h, w)."""
+    if len(layers) == 1:
+        return layers[0]
+    size = layers[0].shape[-2:]
+    parts = [
+        F.interpolate(_scaled(layer, unit=unit), size=size, mode="bilinear", align_corners=False)
+        for layer in layers
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def at_size(maps: Tensor, cells: int) -> Tensor:
+    """Maps (B, C, h, w) -> (B, C, cells, cells): finer ones averaged, coarser ones bilinear."""
+    height, width = maps.shape[-2:]
+    if (height, width) == (cells, cells):
+        return maps
+    if height % cells == 0 and width % cells == 0:
+        return F.adaptive_avg_pool2d(maps, cells)
+    return F.interpolate(
+        maps, size=(cells, cells), mode="bilinear", align_corners=False, antialias=cells < height
+    )
+
+
+def _scaled(maps: Tensor, *, unit: bool) -> Tensor:
+    return F.normalize(maps, dim=1) if unit else maps
 
 
 def model_row(
-    name: str, source: str | Path | None, *, device: torch.device, lower: str | None = None
+    name: str,
+    source: str | Path | None,
+    *,
+    device: torch.device,
+    lower: str | None = None,
+    layer_weights: tuple[float, float] = (1.0, 1.0),
 ) -> Row:
     """A trained model (a run or model folder; None: the one that ships), lower layer included.
 
     lower: another layer than the model's own choice.
     """
-    model = DenseFeatures.from_pretrained(source, device=device)
+    model = DenseFeatures.from_pretrained(source, device=device).requires_grad_(False)
     model.lower = lower or model.lower
-    folder = model_folder(source)
 
     def extract(images: Tensor) -> list[Features]:
         maps, lower = model.forward_with_lower(images.float() / 255)
@@ -112,10 +171,16 @@ def model_row(
             maps.descriptors, side=images.shape[-1], uncertainty=maps.uncertainty, lower=lower
         )
 
+    def layers(images: Tensor) -> Sequence[Tensor]:
+        maps, lower = model.forward_with_lower(images.float() / 255)
+        return maps.descriptors, lower
+
     return Row(
         name,
         extract,
-        weights_sha256=file_hash(folder / WEIGHTS),
+        layers,
+        layer_weights=layer_weights,
+        weights_sha256=file_hash(model_folder(source) / WEIGHTS),
         lower=True,
         descriptor_weight=0.5,
         lower_weight=1.0,
@@ -125,48 +190,47 @@ def model_row(
     )
 
 
-def tap_row(
-    name: str, tap: str, *, init: Sequence[str | Path], device: torch.device, unit: bool = True
+@dataclass(frozen=True)
+class ImageNetLayers:
+    """Which layers of which ImageNet network a row consists of."""
+
+    trunk: Literal["resnet50", "vgg16"]
+    layers: tuple[str, ...]
+    """As the trunk names its taps, finest first: res2a ... res5c, or pool1 ... pool4."""
+    dilated: bool = True
+    """res5 at res4's resolution; else the network as published, at stride 32."""
+
+
+UNTRAINED: dict[str, ImageNetLayers] = {
+    "resnet50-hc": ImageNetLayers("resnet50", ("res3c", "res4c", "res5c"), dilated=False),
+    "resnet50-dilated": ImageNetLayers("resnet50", ("res5c",)),
+    "vgg16": ImageNetLayers("vgg16", ("pool4",)),
+    "res4c": ImageNetLayers("resnet50", ("res4c",)),
+    "res4d": ImageNetLayers("resnet50", ("res4d",)),
+}
+"""The untrained rows by name; the first is the paper's hypercolumn."""
+
+# Of each trunk, a tensor that only its own weight files have.
+_PROBES = {"resnet50": "layer1.0.conv1.weight", "vgg16": "features.0.weight"}
+
+
+def imagenet_row(
+    name: str,
+    which: ImageNetLayers,
+    *,
+    init: Sequence[str | Path],
+    device: torch.device,
+    unit: bool = True,
 ) -> Row:
-    """One layer of an ImageNet trunk: res2a ... res5c (res5 dilated) or pool1 ... pool4."""
-    trunk, digest = imagenet_trunk(
-        "vgg16" if tap.startswith("pool") else "resnet50", init, device=device
-    )
+    """Layers of an ImageNet network as they are; with `unit` each of them counts the same."""
+    trunk, digest = imagenet_trunk(which.trunk, init, device=device, dilated=which.dilated)
 
-    def extract(images: Tensor) -> list[Features]:
-        maps = run_taps(trunk, images, (tap,))[tap]
-        return as_features(maps, side=images.shape[-1], unit=unit)
+    def layers(images: Tensor) -> Sequence[Tensor]:
+        taps = run_taps(trunk, images, which.layers)
+        return [taps[layer] for layer in which.layers]
 
-    return Row(name, extract, weights_sha256=digest, unit=unit, settings={"layer": tap})
-
-
-def hypercolumn_row(
-    name: str, *, init: Sequence[str | Path], device: torch.device, unit: bool = True
-) -> Row:
-    """res3c, res4c and res5c of the plain (stride 32) ResNet-50 at res3c's size, side by side.
-
-    With `unit` each layer has unit length before they are joined, so that each counts the same.
-    """
-    trunk, digest = imagenet_trunk("resnet50", init, device=device, dilated=False)
-
-    def extract(images: Tensor) -> list[Features]:
-        taps = run_taps(trunk, images, HYPERCOLUMN)
-        maps = hypercolumn([taps[tap] for tap in HYPERCOLUMN], unit=unit)
-        return as_features(maps, side=images.shape[-1], unit=unit)
-
-    settings = {"layers": list(HYPERCOLUMN), "each": "unit length" if unit else "as it is",
-                "upsampling": "bilinear"}  # fmt: skip
-    return Row(name, extract, weights_sha256=digest, unit=unit, settings=settings)
-
-
-def hypercolumn(maps: Sequence[Tensor], *, unit: bool = True) -> Tensor:
-    """Maps (B, C_i, h_i, w_i), each at unit length, at the first one's size: (B, sum C, h, w)."""
-    size = maps[0].shape[-2:]
-    scaled = [F.normalize(each, dim=1) if unit else each for each in maps]
-    parts = [
-        F.interpolate(each, size=size, mode="bilinear", align_corners=False) for each in scaled
-    ]
-    return torch.cat(parts, dim=1)
+    settings = {"trunk": which.trunk, "layers": list(which.layers), "dilated": which.dilated}
+    return untrained_row(name, layers, unit=unit, digest=digest, settings=settings)
 
 
 def run_taps(trunk: Trunk, images: Tensor, taps: tuple[str, ...]) -> dict[str, Tensor]:
@@ -222,24 +286,23 @@ HOG_BLOCK, HOG_ANGLES = 3, 9
 def sift_row(name: str = "sift") -> Row:
     """SIFT at every cell centre, upright, one scale."""
     settings = {"cell": CELL, "size": SIFT_SIZE}
-    return Row(name, lambda images: _each(images, _sift), settings=settings)
+    return untrained_row(name, lambda images: [_describe(images, _sift)], settings=settings)
 
 
 def hog_row(name: str = "hog") -> Row:
     """HOG of every cell with its eight neighbours."""
     settings = {"cell": CELL, "block": HOG_BLOCK, "orientations": HOG_ANGLES}
-    return Row(name, lambda images: _each(images, _hog), settings=settings)
+    return untrained_row(name, lambda images: [_describe(images, _hog)], settings=settings)
 
 
-def _each(images: Tensor, describe: Any) -> list[Features]:
-    """(B, 3, S, S) uint8 -> Features; the mirrored border of one cell keeps the maps complete."""
+def _describe(images: Tensor, describe: Callable[[Any], Any]) -> Tensor:
+    """(B, 3, S, S) uint8 -> (B, C, h, w); the mirrored border of a cell keeps maps complete."""
     if images.shape[-1] % CELL or images.shape[-2] % CELL:
         raise ValueError(f"sides must be multiples of {CELL} px, not {tuple(images.shape[-2:])}")
     grey = images.float().cpu().mean(1, keepdim=True)
     padded = F.pad(grey, (CELL,) * 4, mode="reflect")[:, 0].round().byte().numpy()
     maps = torch.stack([torch.from_numpy(describe(image)) for image in padded])
-    maps = maps.permute(0, 3, 1, 2).to(images.device)
-    return as_features(maps, side=images.shape[-1])
+    return maps.permute(0, 3, 1, 2).to(images.device)
 
 
 def _sift(image: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -256,8 +319,8 @@ def _sift(image: NDArray[np.uint8]) -> NDArray[np.float32]:
         for y in range(rows)
         for x in range(columns)
     ]
-    _, found = cv2.SIFT_create().compute(image, points)
-    return found.reshape(rows, columns, -1)  # type: ignore[no-any-return]
+    _, descriptors = cv2.SIFT_create().compute(image, points)
+    return descriptors.reshape(rows, columns, -1)  # type: ignore[no-any-return]
 
 
 def _hog(image: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -276,133 +339,30 @@ def _hog(image: NDArray[np.uint8]) -> NDArray[np.float32]:
     return blocks.reshape(*blocks.shape[:2], -1).astype("float32")  # type: ignore[no-any-return]
 
 
-Init = Sequence[str | Path]
-
-KNOWN: dict[str, Callable[[Init, torch.device], Row]] = {
-    "resnet50-hc": lambda init, device: hypercolumn_row("resnet50-hc", init=init, device=device),
-    "resnet50-dilated": lambda init, device: tap_row(
-        "resnet50-dilated", "res5c", init=init, device=device
-    ),
-    "vgg16": lambda init, device: tap_row("vgg16", "pool4", init=init, device=device),
-    "res4c": lambda init, device: tap_row("res4c", "res4c", init=init, device=device),
-    "res4d": lambda init, device: tap_row("res4d", "res4d", init=init, device=device),
-    "sift": lambda init, device: sift_row(),
-    "hog": lambda init, device: hog_row(),
-}
+WITHOUT_LEARNING: dict[str, Callable[[str], Row]] = {"sift": sift_row, "hog": hog_row}
 
 
 def build_row(
-    name: str, *, model: str | Path | None = None, init: Init, device: torch.device
-) -> Row:
-    """A row by name: `ours` (from `model`), one of KNOWN, or NAME=FOLDER for another model."""
-    if name == "ours":
-        return model_row(name, model, device=device)
-    title, given, folder = name.partition("=")
-    if given and title and folder:
-        return model_row(title, folder, device=device)
-    if name not in KNOWN:
-        raise ValueError(
-            f"unknown row {name!r}; choose ours, {', '.join(KNOWN)}, or NAME=FOLDER for a model"
-        )
-    return KNOWN[name](init, device)
-
-
-LAYERS: dict[str, tuple[str, ...]] = {
-    "resnet50-hc": HYPERCOLUMN, "resnet50-dilated": ("res5c",), "vgg16": ("pool4",),
-    "res4c": ("res4c",), "res4d": ("res4d",),
-}  # fmt: skip
-"""The untrained rows and the ImageNet layers they consist of."""
-
-
-@dataclass(frozen=True, eq=False)
-class DenseRow:
-    """Features under test."""
-
-    name: str
-    """Of the row in files and tables."""
-    features: Callable[[Tensor], Tensor]
-    """(B, 3, S, S) uint8 RGB on the device -> (B, C, h, h)."""
-    weights_sha256: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else decides the numbers; printed in every result file."""
-
-
-def build_dense_row(
     name: str,
     *,
-    cells: int,
     device: torch.device,
     model: str | Path | None = None,
     init: Sequence[str | Path] = ("imagenet",),
     raw: bool = False,
-    weights: tuple[float, float] = (1.0, 1.0),
-) -> DenseRow:
-    """A row by name: `ours` (from `model`), one of LAYERS, or NAME=FOLDER for another model.
+    layer_weights: tuple[float, float] = (1.0, 1.0),
+) -> Row:
+    """A row by name: `ours` (from `model`), an untrained one, or NAME=FOLDER for another model.
 
-    `weights` are those of a model's descriptors and lower layer; one of 0 is left out. `raw` keeps
-    the untrained rows' activations as they are.
+    layer_weights: of a model's descriptors and lower layer under a head. raw: untrained layers
+    are left as they are, instead of at unit length.
     """
     title, given, folder = name.partition("=")
     if name == "ours" or (given and title and folder):
         source = model if name == "ours" else folder
-        return _model_row(title, source, cells=cells, device=device, weights=weights)
-    if name not in LAYERS:
-        known = ", ".join(LAYERS)
-        raise ValueError(f"unknown row {name!r}; choose ours, {known}, or NAME=FOLDER for a model")
-    return _imagenet_row(name, init=init, cells=cells, device=device, raw=raw)
-
-
-def _imagenet_row(
-    name: str, *, init: Sequence[str | Path], cells: int, device: torch.device, raw: bool
-) -> DenseRow:
-    layers = LAYERS[name]
-    network = "vgg16" if name == "vgg16" else "resnet50"
-    # The hypercolumn is of the plain network, at stride 32.
-    trunk, digest = imagenet_trunk(network, init, device=device, dilated=layers != HYPERCOLUMN)
-
-    def features(crops: Tensor) -> Tensor:
-        taps = run_taps(trunk, crops, layers)
-        maps = [at_size(taps[layer].float(), cells) for layer in layers]
-        return torch.cat([each if raw else F.normalize(each, dim=1) for each in maps], dim=1)
-
-    settings = {"layers": list(layers), "each": "raw" if raw else "unit length"}
-    return DenseRow(name, features, digest, settings)
-
-
-def _model_row(
-    name: str,
-    source: str | Path | None,
-    *,
-    cells: int,
-    device: torch.device,
-    weights: tuple[float, float],
-) -> DenseRow:
-    """A trained model (a run or model folder; None: the one that ships)."""
-    if min(weights) < 0 or max(weights) == 0:
-        raise ValueError(f"weights are {weights}; none may be negative, and not both 0")
-    model = DenseFeatures.from_pretrained(source, device=device).requires_grad_(False)
-
-    def features(crops: Tensor) -> Tensor:
-        maps, lower = model.forward_with_lower(crops.float() / 255)
-        both = zip((maps.descriptors, lower), weights, strict=True)
-        parts = [
-            weight * F.normalize(at_size(each.float(), cells), dim=1)
-            for each, weight in both
-            if weight
-        ]
-        return torch.cat(parts, dim=1)
-
-    settings = {"trunk": model.config.trunk, "lower": model.lower, "weights": list(weights)}
-    return DenseRow(name, features, file_hash(model_folder(source) / WEIGHTS), settings)
-
-
-def at_size(maps: Tensor, cells: int) -> Tensor:
-    """Maps (B, C, h, w) -> (B, C, cells, cells): finer ones averaged, coarser ones bilinear."""
-    height, width = maps.shape[-2:]
-    if (height, width) == (cells, cells):
-        return maps
-    if height % cells == 0 and width % cells == 0:
-        return F.adaptive_avg_pool2d(maps, cells)
-    return F.interpolate(
-        maps, size=(cells, cells), mode="bilinear", align_corners=False, antialias=cells < height
-    )
+        return model_row(title, source, device=device, layer_weights=layer_weights)
+    if name in UNTRAINED:
+        return imagenet_row(name, UNTRAINED[name], init=init, device=device, unit=not raw)
+    if name in WITHOUT_LEARNING:
+        return WITHOUT_LEARNING[name](name)
+    known = ", ".join([*UNTRAINED, *WITHOUT_LEARNING])
+    raise ValueError(f"unknown row {name!r}; choose ours, {known}, or NAME=FOLDER for a model")
