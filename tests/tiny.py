@@ -41,7 +41,7 @@ from surefeat.learn.loop import Progress, train
 from surefeat.learn.pretrain import Pretrained, pretrain
 from surefeat.learn.runs import Run
 from surefeat.match.config import ProposalConfig
-from surefeat.match.proposals import Proposals, ProposalSettings, key_of, proposals_of
+from surefeat.match.proposals import ProposalSettings, key_of, proposals_of
 from surefeat.match.proposals import write_proposals as store_proposals
 from surefeat.measure.fewshot_settings import FewShot
 from surefeat.measure.protocol import Protocol
@@ -396,11 +396,11 @@ def scene(name: str, seed: int) -> tuple[np.ndarray[Any, Any], Box]:
     return picture.clip(0, 255).astype(np.uint8), (x, y, x + w - 1, y + h - 1)
 
 
-def random_proposals(seed: int, count: int) -> Proposals:
+def random_proposals(seed: int, count: int) -> Tensor:
     generator = np.random.default_rng([seed, 77])
     sides = generator.integers(24, 64, (count, 2))
     corners = (generator.random((count, 2)) * (SIZE - sides)).astype(int)
-    return Proposals(torch.tensor(np.concatenate([corners, corners + sides - 1], axis=1)).float())
+    return torch.tensor(np.concatenate([corners, corners + sides - 1], axis=1)).float()
 
 
 def make(folder: Path, *, count: int, seed: int = 0, boxes: int = 80) -> Path:

@@ -45,7 +45,7 @@ def corlocs(
         for name, found in best.items()
     }
     for photo in photos:
-        for name, box in controls(photo.proposals.boxes, photo.size).items():
+        for name, box in controls(photo.proposals, photo.size).items():
             given = {(photo.image.name, label): box for label in photo.image.labels}
             rows.setdefault(name, {}).update(given)
     table = {}
@@ -62,7 +62,7 @@ def precisions(
     shown = [each.photo.image for each in scored]
     rows: dict[tuple[str, str], dict[str, Found]] = {}
     for each in scored:
-        boxes, totals = each.photo.proposals.boxes, each.image_scores().cpu()
+        boxes, totals = each.photo.proposals, each.image_scores().cpu()
         fixed = controls(boxes, each.photo.size)
         detected = {
             name: suppress(boxes, agreed(boxes, each.scores, power))

@@ -51,7 +51,7 @@ def stages(
     spent["read"], pixels = timed(
         lambda: [decode(item_bytes(item), name=item.name) for item in items]
     )
-    methods = ("prim", "selective", "edges", "grid")
+    methods = ("prim", "selective", "grid")
     for method in methods if options.method == "all" else (options.method,):
         settings = ProposalConfig(method=method, count=config.proposals.count)
         propose_for(pixels[0], settings)  # compiles

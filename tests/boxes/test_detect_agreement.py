@@ -12,7 +12,6 @@ from surefeat.boxes.select import Scored, agreed, best_boxes
 from surefeat.core.geometry import box_iou
 from surefeat.data.items import Item, Place
 from surefeat.data.labels import PhotoLabels
-from surefeat.match.proposals import Proposals
 
 
 def test_agreed_scores_are_sums_weighted_by_overlap() -> None:
@@ -48,7 +47,7 @@ def test_a_group_of_boxes_wins_over_a_lone_part(power: float) -> None:
 def test_by_default_the_box_of_a_label_is_the_one_its_neighbours_support() -> None:
     boxes, scores = part_and_group()
     image = PhotoLabels("a.jpg", Item("a.jpg", Place("a.jpg")), frozenset({"bus"}))
-    photo = Photo(image, torch.zeros(3, 100, 100, dtype=torch.uint8), (100, 100), Proposals(boxes))
+    photo = Photo(image, torch.zeros(3, 100, 100, dtype=torch.uint8), (100, 100), boxes)
     (best,) = best_boxes(Scored(photo, scores), ["bus"], agreement=SelectConfig().agreement)
     assert best.box == tuple(boxes[1].tolist())
     overlaps = box_iou(boxes[1, None], boxes)[0]

@@ -20,7 +20,7 @@ from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.data.items import Item, Place
 from surefeat.data.labels import PhotoLabels
 from surefeat.learn.runs import Run
-from surefeat.match.proposals import Proposals, propose
+from surefeat.match.proposals import propose
 from surefeat.measure.detection import centre_box
 from surefeat.model.network import DenseFeatures
 
@@ -44,7 +44,7 @@ def scene(number: int) -> tuple[Photo, Tensor]:
     truth = torch.stack([columns.min(), rows.min(), columns.max(), rows.max()]).float()
     name = f"{number}.png"
     image = PhotoLabels(name, Item(name, Place(name)), frozenset({NAMES[kind]}))
-    return Photo(image, picture, (SIDE, SIDE), Proposals(propose(picture, count=80))), truth
+    return Photo(image, picture, (SIDE, SIDE), propose(picture, count=80)), truth
 
 
 def test_the_detector_finds_drawn_objects_on_clutter(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_detector_finds_drawn_objects_on_clutter(tmp_path: Path) -> None:
     centres = [centre_box((SIDE, SIDE), share=share) for share in (0.1, 0.15, 0.2, 0.3, 0.5)]
     centre = max(share_right([box] * len(truth), truth) for box in centres)
     chance = [
-        (box_iou(photo.proposals.boxes, box[None]) >= 0.5).float().mean()
+        (box_iou(photo.proposals, box[None]) >= 0.5).float().mean()
         for photo, box in zip(photos, truth, strict=True)
     ]
     right = share_right(found, truth)

@@ -23,7 +23,7 @@ from surefeat.cli.main import main
 from surefeat.data.labels import LabelledImages, find_labels
 from surefeat.learn.runs import Run
 from surefeat.match.config import ProposalConfig
-from surefeat.match.proposals import Proposals, key_of, read_proposals, write_proposals
+from surefeat.match.proposals import key_of, read_proposals, write_proposals
 from surefeat.model.trunks import Small
 from tiny import HUES, SIZE, fit, make, random_proposals, settings
 
@@ -99,11 +99,11 @@ def test_proposals_too_small_do_not_compete(few: Path) -> None:
         read_photos(found.images, known, side=SIZE, count=5, smallest=share)[0]
         for share in (0.0, 0.4, 2.0)
     )
-    least = [float((p.proposals.boxes[:, 2:] - p.proposals.boxes[:, :2] + 1).min()) for p in large]
+    least = [float((p.proposals[:, 2:] - p.proposals[:, :2] + 1).min()) for p in large]
     assert min(least) >= 0.4 * SIZE
-    assert any(len(p.proposals.boxes) == 5 for p in plain)
+    assert any(len(p.proposals) == 5 for p in plain)
     # Without any the whole image is left.
-    assert none[0].proposals.boxes.tolist() == [[0, 0, SIZE - 1, SIZE - 1]]
+    assert none[0].proposals.tolist() == [[0, 0, SIZE - 1, SIZE - 1]]
 
 
 def test_a_class_of_one_image_is_learned_with_a_warning(
@@ -165,7 +165,7 @@ def test_an_unknown_label_is_listed_and_the_rest_is_done(few: Path, tmp_path: Pa
 
 def test_an_image_without_proposals_has_the_whole_image(few: Path, tmp_path: Path) -> None:
     path = few / "photos" / "sky" / "0.png"
-    none = {key_of(path.read_bytes()): Proposals(torch.zeros(0, 4))}
+    none = {key_of(path.read_bytes()): torch.zeros(0, 4)}
     write_proposals(none, ProposalConfig(), tmp_path / "none.npz")
     torch.manual_seed(0)
     detector = Detector(settings().detector, tuple(HUES)).eval()
@@ -184,7 +184,7 @@ def test_only_the_first_regions_compete(few: Path, tmp_path: Path) -> None:
         find_labels(few / "photos"), detector, out=tmp_path, quiet=True,
         config=replace(settings(), regions=1), proposals=few / "proposals.npz",
     )  # fmt: skip
-    first = [tuple(random_proposals(i, 12).boxes[0].tolist()) for i in range(4)]
+    first = [tuple(random_proposals(i, 12)[0].tolist()) for i in range(4)]
     assert sorted(c.box for c in done.selection.candidates) == sorted(first * 3)
 
 

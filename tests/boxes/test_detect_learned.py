@@ -16,7 +16,7 @@ from surefeat.boxes.run import predict_boxes
 from surefeat.boxes.select import Candidate, Selection, score_photos
 from surefeat.data.labels import find_labels
 from surefeat.data.sources import find_images
-from surefeat.match.proposals import Proposals, read_proposals
+from surefeat.match.proposals import read_proposals
 from surefeat.measure.detection import centre_box, corloc
 from surefeat.show.objects import chosen, contact_sheet
 from tiny import SIZE, fit, make, settings
@@ -56,9 +56,9 @@ def _photos(folder: Path) -> list[Any]:
 
 
 def _mirrored(photo: Any) -> Any:
-    x1, y1, x2, y2 = photo.proposals.boxes.unbind(-1)
+    x1, y1, x2, y2 = photo.proposals.unbind(-1)
     boxes = torch.stack([SIZE - 1 - x2, y1, SIZE - 1 - x1, y2], dim=-1)
-    return replace(photo, pixels=photo.pixels.flip(-1), proposals=Proposals(boxes))
+    return replace(photo, pixels=photo.pixels.flip(-1), proposals=boxes)
 
 
 def test_the_detector_finds_objects_on_clutter(learned: tuple[Path, Detector]) -> None:

@@ -22,7 +22,6 @@ from surefeat.boxes.train import calibrate
 from surefeat.core.geometry import Frame, box_iou
 from surefeat.data.items import Item, Place
 from surefeat.data.labels import PhotoLabels
-from surefeat.match.proposals import Proposals
 from surefeat.model.features import box_cells
 from tiny import generator
 
@@ -166,26 +165,23 @@ def test_the_regulariser_pulls_features_together() -> None:
     assert after < before
 
 
-@pytest.mark.parametrize("scored", [False, True])
-def test_what_fc6_sees_is_scaled_to_a_mean_square_of_one(scored: bool) -> None:
-    """By a loop over boxes and bins; the proposals' own scores count where they have some."""
+def test_what_fc6_sees_is_scaled_to_a_mean_square_of_one() -> None:
+    """By a loop over boxes and bins."""
     side, photos = 64, []
     for number in range(3):
         boxes = random_boxes(5, size=(side, side), seed=number)
-        scores = torch.rand(5, generator=generator(number)) if scored else None
         image = PhotoLabels(str(number), Item(str(number), Place(str(number))), frozenset({"a"}))
         pixels = torch.randint(0, 256, (3, side, side), generator=generator(number))
-        photos.append(Photo(image, pixels.byte(), (side, side), Proposals(boxes, scores)))
+        photos.append(Photo(image, pixels.byte(), (side, side), boxes))
     config = DetectorConfig(trunk="small", tap="conv3", pooled=2, hidden=8)
     detector = Detector.create(config, ("a", "b"), init="none")
     calibrate(detector, photos, LearnConfig(scales=(side,)))
     squares = []
     for photo in photos:
         (maps,) = detector.maps(photo.pixels[None].float() / 255)
-        for index, box in enumerate(photo.proposals.boxes):
+        for box in photo.proposals:
             shape = (maps.shape[-2], maps.shape[-1])
             x1, y1, x2, y2 = slow_cells(box, size=(side, side), shape=shape)
             bins = F.adaptive_max_pool2d(maps[:, y1 : y2 + 1, x1 : x2 + 1], 2)
-            gain = 1.0 if photo.proposals.scores is None else 1 + 10 * photo.proposals.scores[index]
-            squares.append((bins * gain * detector.scale).square().mean())
+            squares.append((bins * detector.scale).square().mean())
     assert float(torch.stack(squares).mean()) == pytest.approx(1.0, rel=1e-4)

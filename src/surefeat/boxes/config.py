@@ -7,7 +7,6 @@ are silent or where it was measured (docs/boxes.md).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from surefeat.match.config import ProposalConfig
@@ -33,8 +32,6 @@ class DetectorConfig:
     """Share of fc6 and fc7 switched off while learning [P]."""
     temperature: float = 2.0
     """Divides the localisation scores before their softmax over regions [P]."""
-    score_weight: float = 10.0
-    """Pooled features are scaled by 1 + this x the proposal's own score, where it has one [P]."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,8 @@ class BoxesConfig:
     learn: LearnConfig = field(default_factory=LearnConfig)
     select: SelectConfig = field(default_factory=SelectConfig)
     regions: int = 1000
-    """Of an image's proposals the first so many compete; they come the most different first (Prim)
-    or the best first (EdgeBoxes) [C]."""
+    """Of an image's proposals the first so many compete; Prim's come the most different first
+    [C]."""
     smallest: float = 0.04
     """Proposals with a side under this share of the image's longest are left out: 20 of 500 pixels
     in the code of Bilen & Vedaldi."""
@@ -130,9 +127,3 @@ def check_boxes_config(config: BoxesConfig) -> None:
         raise ValueError("--detector.temperature must be more than 0; the paper has 2")
     if config.select.agreement < 0:
         raise ValueError("--select.agreement must be 0 or more; 0 is WSDDN's own score")
-    model = config.proposals.edge_model
-    if model and not Path(model).is_file():
-        raise FileNotFoundError(
-            f"no edge model at {model}; pass OpenCV's structured edge model (model.yml.gz), "
-            "or leave --proposals.edge-model out for gradient edges"
-        )

@@ -165,27 +165,23 @@ class Detector(nn.Module):
         found: Tensor = self.trunk((images - self.mean) / self.std, (self.tap,))[self.tap]
         return found
 
-    def pooled(self, maps: Tensor, cells: Tensor, box_scores: Tensor | None) -> Tensor:
+    def pooled(self, maps: Tensor, cells: Tensor) -> Tensor:
         """What fc6 sees of the boxes (B, R, D): see `forward`."""
-        found = pool(maps, cells, size=self.config.pooled) * self.scale
-        if box_scores is None:
-            return found
-        return found * (1 + self.config.score_weight * box_scores)[..., None]
+        return pool(maps, cells, size=self.config.pooled) * self.scale
 
     def forward(
         self,
         maps: Tensor,
         cells: Tensor,
         valid: Tensor,
-        box_scores: Tensor | None = None,
         *,
         generator: torch.Generator | None = None,
     ) -> Regions:
-        """Maps (B, C, h, w), boxes as cells (B, R, 4), valid and proposal scores (B, R).
+        """Maps (B, C, h, w), boxes as cells (B, R, 4), valid (B, R).
 
         generator: draws what dropout switches off; without it nothing is.
         """
-        hidden = self.pooled(maps, cells, box_scores)
+        hidden = self.pooled(maps, cells)
         for layer in (self.fc6, self.fc7):
             hidden = drop(F.relu(layer(hidden)), self.config.dropout, generator)
         scores = class_region_scores(

@@ -22,7 +22,7 @@ from surefeat.boxes.network import Detector
 from surefeat.core.image import ImageError, decode, network_size, resize
 from surefeat.data.decode import Skipped, free_host_memory
 from surefeat.data.labels import PhotoLabels
-from surefeat.match.proposals import Proposals, item_bytes, key_of
+from surefeat.match.proposals import item_bytes, key_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class Photo:
     """(3, h, w) uint8, on the CPU."""
     size: tuple[int, int]
     """(height, width) of the original, whose pixels all boxes are in."""
-    proposals: Proposals
-    """One box or more: without any, the whole image is the only one."""
+    proposals: Tensor
+    """(R, 4) inclusive, original pixels: without any, the whole image is the only one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,6 @@ class Boxes:
 
     boxes: Tensor
     """(N, R, 4) inclusive, original pixels; padding is 0."""
-    scores: Tensor | None
-    """(N, R) the proposer's own, or None."""
     valid: Tensor
     """(N, R) bool."""
     sizes: Tensor
@@ -55,8 +53,7 @@ class Boxes:
 
     def rows(self, index: Tensor) -> Boxes:
         """The same for some of the photos."""
-        scores = None if self.scores is None else self.scores[index]
-        return Boxes(self.boxes[index], scores, self.valid[index], self.sizes[index])
+        return Boxes(self.boxes[index], self.valid[index], self.sizes[index])
 
     def mirrored(self, flips: Tensor) -> Boxes:
         """Boxes of those photos (N,) bool mirrored left to right."""
@@ -64,12 +61,12 @@ class Boxes:
         x1, y1, x2, y2 = self.boxes.unbind(-1)
         turned = torch.stack([width - 1 - x2, y1, width - 1 - x1, y2], dim=-1)
         boxes = torch.where(flips[:, None, None], turned, self.boxes)
-        return Boxes(boxes, self.scores, self.valid, self.sizes)
+        return Boxes(boxes, self.valid, self.sizes)
 
 
 def read_photos(
     images: Sequence[PhotoLabels],
-    proposals: dict[str, Proposals],
+    proposals: dict[str, Tensor],
     *,
     side: int,
     count: int,
@@ -88,13 +85,13 @@ def read_photos(
             pixels = decode(content, name=image.item.name)
         except ImageError as error:
             return Skipped(image.name, str(error).removeprefix(f"{image.item.name}: "))
-        found = proposals.get(key_of(content))
-        if found is None:
+        boxes = proposals.get(key_of(content))
+        if boxes is None:
             return Skipped(image.name, "has no proposals in the file; make them for this image")
         size = (pixels.shape[1], pixels.shape[2])
         scale = min(1.0, side / max(size))
         small = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
-        usable = _usable(found, size, smallest=smallest).first(count)
+        usable = _usable(boxes, size, smallest=smallest)[:count]
         return Photo(image, resize(pixels, size=small), size, usable)
 
     with ThreadPoolExecutor(workers) as pool:
@@ -107,33 +104,23 @@ def read_photos(
     return [each for each in done if isinstance(each, Photo)], skipped
 
 
-def _usable(found: Proposals, size: tuple[int, int], *, smallest: float) -> Proposals:
+def _usable(boxes: Tensor, size: tuple[int, int], *, smallest: float) -> Tensor:
     """Those that are large enough; without any, the whole image is the only one."""
-    sides = found.boxes[:, 2:] - found.boxes[:, :2] + 1
+    sides = boxes[:, 2:] - boxes[:, :2] + 1
     large = (sides >= smallest * max(size)).all(1)
-    if large.any():
-        return Proposals(found.boxes[large], None if found.scores is None else found.scores[large])
-    height, width = size
-    whole = torch.tensor([[0.0, 0.0, width - 1.0, height - 1.0]])
-    return Proposals(whole, None if found.scores is None else torch.zeros(1))
+    return boxes[large] if large.any() else torch.tensor([[0.0, 0.0, size[1] - 1.0, size[0] - 1.0]])
 
 
 def stack_boxes(photos: Sequence[Photo], *, device: torch.device) -> Boxes:
     """All photos' proposals, padded to the largest count."""
-    most = max(len(photo.proposals.boxes) for photo in photos)
+    most = max(len(photo.proposals) for photo in photos)
     boxes = torch.zeros(len(photos), most, 4)
     valid = torch.zeros(len(photos), most, dtype=torch.bool)
-    scores = torch.zeros(len(photos), most)
     for row, photo in enumerate(photos):
-        count = len(photo.proposals.boxes)
-        boxes[row, :count], valid[row, :count] = photo.proposals.boxes, True
-        if photo.proposals.scores is not None:
-            scores[row, :count] = photo.proposals.scores
-    scored = any(photo.proposals.scores is not None for photo in photos)
+        count = len(photo.proposals)
+        boxes[row, :count], valid[row, :count] = photo.proposals, True
     sizes = torch.tensor([photo.size for photo in photos])
-    return Boxes(
-        boxes.to(device), scores.to(device) if scored else None, valid.to(device), sizes.to(device)
-    )
+    return Boxes(boxes.to(device), valid.to(device), sizes.to(device))
 
 
 def stack_labels(photos: Sequence[Photo], categories: Sequence[str]) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.boxes.config import BoxesConfig, check_boxes_config
@@ -36,7 +37,7 @@ from surefeat.core.files import (
 from surefeat.data.decode import Skipped
 from surefeat.data.labels import LabelledImages, PhotoLabels
 from surefeat.learn.runs import Run
-from surefeat.match.proposals import Proposals, make_proposals, read_proposals
+from surefeat.match.proposals import make_proposals, read_proposals
 
 _LOG = logging.getLogger("surefeat")
 
@@ -143,14 +144,14 @@ def predict_boxes(
 
 def ready_proposals(
     images: Sequence[PhotoLabels], config: BoxesConfig, *, file: Path, quiet: bool
-) -> dict[str, Proposals]:
+) -> dict[str, Tensor]:
     """Proposals by the hash of the image file; those that `file` lacks are made and added."""
     make_proposals([image.item for image in images], config.proposals, file=file, quiet=quiet)
     return read_proposals(file, config.proposals) if file.exists() else {}
 
 
 def usable_photos(
-    images: Sequence[PhotoLabels], known: dict[str, Proposals], config: BoxesConfig
+    images: Sequence[PhotoLabels], known: dict[str, Tensor], config: BoxesConfig
 ) -> tuple[list[Photo], tuple[Skipped, ...]]:
     """Images with the proposals that compete, and what cannot be used."""
     return read_photos(
@@ -201,7 +202,7 @@ def _same_images(run: Run, photos: Sequence[Photo]) -> None:
     for photo in photos:
         labels = [*sorted(photo.image.labels), "?", *sorted(photo.image.unsure)]
         digest.update(f"{photo.image.name}\t{labels}\n".encode())
-        digest.update(photo.proposals.boxes.numpy().tobytes())
+        digest.update(photo.proposals.numpy().tobytes())
     file = run.folder / "images.json"
     about = {"images": len(photos), "sha256": digest.hexdigest()}
     if run.checkpoints() and file.is_file() and json.loads(file.read_text()) != about:

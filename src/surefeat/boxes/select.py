@@ -56,7 +56,7 @@ def score_photos(
         part = photos[start : start + _PHOTOS]
         totals = _mean_scores(detector, part, scales=scales, flips=flips, amp=amp)
         for photo, found in zip(part, totals, strict=True):
-            yield Scored(photo, found[: len(photo.proposals.boxes)])
+            yield Scored(photo, found[: len(photo.proposals)])
 
 
 @torch.inference_mode()
@@ -91,7 +91,7 @@ def _add(
         shapes = torch.tensor([maps.shape[2:]], device=device).expand(len(picked), -1)
         cells = box_cells(some.boxes, some.sizes, shapes)
         with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-            found = detector(part, cells, some.valid, some.scores)
+            found = detector(part, cells, some.valid)
         totals[picked] += found.scores
 
 
@@ -136,11 +136,11 @@ def agreed(boxes: Tensor, scores: Tensor, power: float) -> Tensor:
 def best_boxes(scored: Scored, categories: Sequence[str], *, agreement: float) -> list[Candidate]:
     """The best of a photo's proposals for each of its labels; agreement: as in SelectConfig."""
     photo = scored.photo
-    top, rows = agreed(photo.proposals.boxes, scored.scores, agreement).cpu().max(0)
+    top, rows = agreed(photo.proposals, scored.scores, agreement).cpu().max(0)
     found = []
     for column, category in enumerate(categories):
         if category in photo.image.labels:
-            x1, y1, x2, y2 = photo.proposals.boxes[rows[column]].tolist()
+            x1, y1, x2, y2 = photo.proposals[rows[column]].tolist()
             score = float(top[column])
             found.append(Candidate(photo.image.name, category, (x1, y1, x2, y2), score))
     return found

@@ -112,7 +112,7 @@ def one_step(job: Job, step: int, total: int, *, count: int) -> Tensor:
     cells = box_cells(boxes.boxes, boxes.sizes, seen.shapes)
     amp = config.amp and device.type != "cpu"
     with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-        found = job.detector(seen.maps, cells, boxes.valid, boxes.scores, generator=generator)
+        found = job.detector(seen.maps, cells, boxes.valid, generator=generator)
     loss = image_log_loss(found.scores, labels).mean()
     pull = spatial_regulariser(
         found.scores, found.hidden, boxes.boxes, labels, boxes.valid, overlap=config.overlap
@@ -181,7 +181,7 @@ def make_optimiser(detector: Detector, config: LearnConfig) -> torch.optim.Optim
 def calibrate(detector: Detector, photos: Sequence[Photo], config: LearnConfig) -> None:
     """Scale what fc6 sees to a mean square of 1: for hidden layers from random weights.
 
-    Maxima over bins are far larger than the map they are of, and proposal scores enlarge them.
+    Maxima over bins are far larger than the map they are of.
     """
     some = photos[:: max(1, len(photos) // 16)][:16]
     fresh = FreshMaps(detector.eval().requires_grad_(False), some, amp=config.amp)
@@ -192,7 +192,7 @@ def calibrate(detector: Detector, photos: Sequence[Photo], config: LearnConfig) 
         rows, flips = torch.tensor([row], device=device), torch.tensor([False], device=device)
         seen, boxes = fresh.of(rows, flips, scale=config.scales[0]), every.rows(rows)
         cells = box_cells(boxes.boxes, boxes.sizes, seen.shapes)
-        features = detector.pooled(seen.maps, cells, boxes.scores)[boxes.valid]
+        features = detector.pooled(seen.maps, cells)[boxes.valid]
         squares.append(features.square().mean())
     detector.scale.copy_(torch.stack(squares).mean().clamp_min(1e-12).rsqrt())
 

@@ -1,11 +1,11 @@
-"""match.config"""
+"""Which boxes are proposed: settings alone, nothing heavy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-ProposalMethod = Literal["prim", "selective", "edges", "grid"]
+ProposalMethod = Literal["prim", "selective", "grid"]
 
 
 @dataclass(frozen=True)
@@ -13,11 +13,8 @@ class ProposalConfig:
     """Which boxes compete."""
 
     method: ProposalMethod = "prim"
-    """Randomized Prim, OpenCV's selective search, EdgeBoxes [P], or a plain grid."""
+    """Randomized Prim, OpenCV's selective search, or a plain grid."""
     count: int = 1000
     """Boxes per image at most [C]; Bilen & Vedaldi have about 2000."""
     seed: int = 0
     """Of their drawing."""
-    edge_model: str = ""
-    """File of OpenCV's structured edge detector, for EdgeBoxes as published; without it they work
-    on a thinned gradient map."""

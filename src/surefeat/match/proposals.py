@@ -37,7 +37,6 @@ from surefeat.core.geometry import Frame, clip_boxes
 from surefeat.core.image import ImageError, decode, read_bytes
 from surefeat.data.items import Item
 from surefeat.match.config import ProposalConfig
-from surefeat.match.edge_boxes import edge_boxes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -343,29 +342,10 @@ _FORMAT = "surefeat-box-proposals-1"
 _SAVE_EVERY = 200
 
 
-@dataclass(frozen=True, eq=False)
-class Proposals:
-    """The boxes that compete in one image."""
-
-    boxes: Tensor
-    """(N, 4) float32, inclusive, original pixels; N may be 0."""
-    scores: Tensor | None = None
-    """(N,) the proposer's own scores; None where it has none."""
-
-    def first(self, count: int) -> Proposals:
-        """At most the first `count`: proposers give the more different or better ones first."""
-        return Proposals(self.boxes[:count], None if self.scores is None else self.scores[:count])
-
-
-def propose_for(image: Tensor, config: ProposalConfig) -> Proposals:
-    """Image (3, H, W) uint8 -> its proposals, in whole pixels, as the file keeps them."""
-    scores = None
-    if config.method == "edges":
-        boxes, scores = edge_boxes(image, count=config.count, model=config.edge_model)
-        scores = scores.half().float()
-    else:
-        boxes = propose(image, method=config.method, count=config.count, seed=config.seed)
-    return Proposals(clip_boxes(boxes.round(), size=(image.shape[1], image.shape[2])), scores)
+def propose_for(image: Tensor, config: ProposalConfig) -> Tensor:
+    """Image (3, H, W) uint8 -> its boxes (N, 4), in whole pixels, as the file keeps them."""
+    boxes = propose(image, method=config.method, count=config.count, seed=config.seed)
+    return clip_boxes(boxes.round(), size=(image.shape[1], image.shape[2]))
 
 
 def item_bytes(item: Item) -> bytes:
@@ -395,7 +375,7 @@ def make_proposals(
     """
     known = read_proposals(file, config) if file.exists() else {}
 
-    def work(item: Item) -> tuple[str, Proposals | None]:
+    def work(item: Item) -> tuple[str, Tensor | None]:
         try:
             content = item_bytes(item)
             key = key_of(content)
@@ -421,13 +401,10 @@ def make_proposals(
     return added
 
 
-def write_proposals(found: dict[str, Proposals], config: ProposalConfig, file: Path) -> None:
+def write_proposals(found: dict[str, Tensor], config: ProposalConfig, file: Path) -> None:
     """Write all proposals, whole or not at all."""
     keys = sorted(found)
-    boxes = [found[key].boxes for key in keys]
-    scores = [found[key].scores for key in keys]
-    if any((each is None) != (scores[0] is None) for each in scores):
-        raise ValueError("some proposals have scores and some have none; give all of one kind")
+    boxes = [found[key] for key in keys]
     stacked = torch.cat([torch.zeros(0, 4), *boxes]).round().numpy()
     arrays: dict[str, Any] = {
         "format": np.array(_FORMAT), "settings": np.array(settings_text(config)),
@@ -435,16 +412,16 @@ def write_proposals(found: dict[str, Proposals], config: ProposalConfig, file: P
         # Column by column: neighbours are alike, which compresses better.
         "boxes": np.ascontiguousarray(stacked.T.astype(np.uint16)),
     }  # fmt: skip
-    kept = [each for each in scores if each is not None]
-    if kept:
-        arrays["scores"] = torch.cat(kept).numpy().astype(np.float16)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_bytes(file, buffer.getvalue())
 
 
-def read_proposals(file: Path, config: ProposalConfig | None = None) -> dict[str, Proposals]:
-    """Hash of an image file -> its proposals; ValueError if they are of other settings."""
+def read_proposals(file: Path, config: ProposalConfig | None = None) -> dict[str, Tensor]:
+    """Hash of an image file -> its boxes (N, 4) float32, inclusive, original pixels.
+
+    ValueError if they are of other settings.
+    """
     if not file.is_file():
         raise FileNotFoundError(f"no proposals at {file}; make them with `surefeat boxes propose`")
     try:
@@ -465,13 +442,9 @@ def read_proposals(file: Path, config: ProposalConfig | None = None) -> dict[str
     ends = np.cumsum(arrays["counts"])[:-1].tolist()
     boxes = torch.from_numpy(arrays["boxes"].astype(np.float32).T.copy()).tensor_split(ends)
     keys = [str(key) for key in arrays["keys"]]
-    if "scores" not in arrays:
-        return {key: Proposals(each) for key, each in zip(keys, boxes, strict=True)}
-    scores = torch.from_numpy(arrays["scores"].astype(np.float32)).tensor_split(ends)
-    return {k: Proposals(b, s) for k, b, s in zip(keys, boxes, scores, strict=True)}
+    return dict(zip(keys, boxes, strict=True))
 
 
 def settings_text(config: ProposalConfig) -> str:
-    """All that decides the boxes; of an edge model its name alone, not where it lies."""
-    values = asdict(config) | {"edge_model": Path(config.edge_model).name}
-    return json.dumps({"version": CACHE_VERSION, **values}, sort_keys=True)
+    """All that decides the boxes."""
+    return json.dumps({"version": CACHE_VERSION, **asdict(config)}, sort_keys=True)
