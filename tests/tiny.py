@@ -41,7 +41,7 @@ from surefeat.learn.loop import Progress, train
 from surefeat.learn.pretrain import Pretrained, pretrain
 from surefeat.learn.runs import Run
 from surefeat.match.config import ProposalConfig
-from surefeat.match.proposals import ProposalSettings, key_of, proposals_of
+from surefeat.match.proposals import key_of, proposals_of
 from surefeat.match.proposals import write_proposals as store_proposals
 from surefeat.measure.fewshot_settings import FewShot
 from surefeat.measure.protocol import Protocol
@@ -241,7 +241,7 @@ def smooth_photo(height: int, width: int, seed: int = 0) -> Tensor:
 
 # A benchmark of drawn pairs, a model for it, and its proposals.
 
-PROTOCOL = Protocol(side=SIZE, proposals=ProposalSettings(count=60))
+PROTOCOL = Protocol(side=SIZE, proposals=ProposalConfig(count=60))
 
 
 def write_pairs(folder: Path, *, count: int = 16, most: int = 6) -> Path:

@@ -1,8 +1,8 @@
 """Weakly supervised boxes on PASCAL VOC, from image labels alone: results/boxes/*.json.
 
-    python benchmarks/experiments/boxes_voc.py --data FOLDER --proposals proposals.npz
+    python benchmarks/experiments/boxes_voc.py --data FOLDER --proposals proposals.sqlite
         --only-proposals
-    python benchmarks/experiments/boxes_voc.py --data FOLDER --proposals proposals.npz
+    python benchmarks/experiments/boxes_voc.py --data FOLDER --proposals proposals.sqlite
         --init WEIGHTS
 
 FOLDER holds voc/ and voc-nonrigid/ (instances.json and tar shards). Learns on the train split

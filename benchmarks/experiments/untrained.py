@@ -26,8 +26,8 @@ from untrained_changes import CHANGES, ONLY, SIDE, Change, Maps
 from surefeat.core.files import choose_device, environment, write_json
 from surefeat.core.image import resize
 from surefeat.data.benchmarks import Benchmark, load_benchmark
+from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import flow_from_regions, transfer_points
-from surefeat.match.proposals import ProposalSettings
 from surefeat.match.regions import POOLED, Pooled, region_scores
 from surefeat.match.sd_filter import sd_filter
 from surefeat.measure.compare import resampled_means
@@ -147,7 +147,7 @@ def measure_row(name: str, benchmark: Benchmark, options: argparse.Namespace) ->
         start = time.perf_counter()
         protocol = Protocol(
             measures=("flow",), shifted_measures=(), inputs=(maps.seen,),
-            proposals=ProposalSettings(seed=maps.seed),
+            proposals=ProposalConfig(seed=maps.seed),
         )  # fmt: skip
         file = options.proposals if not maps.seed else options.other_proposals
         material = prepare_material(benchmark, protocol, proposals=file, quiet=True)

@@ -26,7 +26,7 @@ from surefeat.core.image import decode
 from surefeat.data.labels import PhotoLabels
 from surefeat.data.sources import find_images
 from surefeat.match.config import ProposalConfig
-from surefeat.match.proposals import item_bytes, propose_for
+from surefeat.match.proposals import item_bytes, propose
 
 ROOT = Path(__file__).resolve().parents[2]
 CATEGORIES = tuple(f"category {k}" for k in range(12))
@@ -54,9 +54,9 @@ def stages(
     methods = ("prim", "selective", "grid")
     for method in methods if options.method == "all" else (options.method,):
         settings = ProposalConfig(method=method, count=config.proposals.count)
-        propose_for(pixels[0], settings)  # compiles
+        propose(pixels[0], settings)  # compiles
         spent[f"proposals, {method}"], boxes = timed(
-            lambda s=settings: [propose_for(image, s) for image in pixels]
+            lambda s=settings: [propose(image, s) for image in pixels]
         )
         if method == methods[0] or options.method != "all":
             proposals = boxes

@@ -24,11 +24,18 @@ from PIL import Image
 from torch import Tensor
 
 from surefeat.core.geometry import box_iou, boxes_from_xywh
-from surefeat.match.proposals import GridSettings, PrimSettings, propose
+from surefeat.match.config import ProposalConfig
+from surefeat.match.proposals import propose
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 0
 COUNT = 1000
+METHODS = {
+    "prim": ProposalConfig(count=COUNT),
+    "prim_one_thread": ProposalConfig(count=COUNT),
+    "selective": ProposalConfig(method="selective", count=100_000),
+    "grid": ProposalConfig(method="grid", count=COUNT),
+}
 
 
 def load(folder: Path, count: int, split: str) -> list[tuple[Tensor, Tensor]]:
@@ -60,28 +67,22 @@ def recall(best: list[Tensor]) -> dict[str, float]:
 
 def measure(data: list[tuple[Tensor, Tensor]]) -> dict[str, dict[str, float]]:
     """The methods take turns on every image, so that a busy machine slows them all alike."""
-    border = PrimSettings(border=0.01)
     best: dict[str, list[Tensor]] = {}
-    seconds = {"prim": 0.0, "prim_one_thread": 0.0, "selective": 0.0, "grid": 0.0}
+    seconds = dict.fromkeys(METHODS, 0.0)
     for number, (image, truth) in enumerate(data):
         rows = {}
         for name in seconds:
             threads = torch.get_num_threads()
             torch.set_num_threads(1 if name == "prim_one_thread" else threads)
             start = time.perf_counter()
-            if name == "selective":
-                rows[name] = propose(image, method="selective", count=100_000)
-            elif name == "grid":
-                rows[name] = propose(image, method="grid", count=COUNT)
-            else:
-                rows[name] = propose(image, count=COUNT)
+            rows[name] = propose(image, METHODS[name])
             seconds[name] += time.perf_counter() - start
             torch.set_num_threads(threads)
         every = rows.pop("selective")
         generator = torch.Generator().manual_seed(number)
         shuffled = every[torch.randperm(len(every), generator=generator)]
         rows |= {"selective_first": every[:COUNT], "selective_random": shuffled[:COUNT]}
-        rows["prim_border_dropped"] = propose(image, count=COUNT, prim=border)
+        rows["prim_border_dropped"] = propose(image, ProposalConfig(count=COUNT, border=0.01))
         for name, boxes in rows.items():
             best.setdefault(name, []).append(box_iou(truth, boxes).amax(1))
     table = {name: recall(overlaps) for name, overlaps in best.items()}
@@ -117,7 +118,7 @@ def main() -> None:
         "benchmark": "VOC 2012 box recall against selective search (OpenCV, fast mode)",
         "split": f"{options.split}, {len(data)} random images (seed {SEED}), {objects} objects",
         "metrics": table,
-        "config": {"count": COUNT, "prim": asdict(PrimSettings()), "grid": asdict(GridSettings())},
+        "config": asdict(METHODS["prim"]),
         "weights_sha256": None,
         "commit": commit(),
         "hardware": f"CPU {platform.machine()}, {torch.get_num_threads()} threads",

@@ -20,6 +20,7 @@ from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.data.items import Item, Place
 from surefeat.data.labels import PhotoLabels
 from surefeat.learn.runs import Run
+from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import propose
 from surefeat.measure.detection import centre_box
 from surefeat.model.network import DenseFeatures
@@ -44,7 +45,7 @@ def scene(number: int) -> tuple[Photo, Tensor]:
     truth = torch.stack([columns.min(), rows.min(), columns.max(), rows.max()]).float()
     name = f"{number}.png"
     image = PhotoLabels(name, Item(name, Place(name)), frozenset({NAMES[kind]}))
-    return Photo(image, picture, (SIDE, SIDE), propose(picture, count=80)), truth
+    return Photo(image, picture, (SIDE, SIDE), propose(picture, ProposalConfig(count=80))), truth
 
 
 def test_the_detector_finds_drawn_objects_on_clutter(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from surefeat.boxes.config import DetectorConfig
+from surefeat.boxes.config import BoxesConfig, DetectorConfig, check_boxes_config
 from surefeat.boxes.network import Detector, drop
+from surefeat.match.config import ProposalConfig
 from surefeat.model.trunks import Vgg16
 from tiny import generator
 
@@ -93,3 +94,8 @@ def test_conv5_continues_vgg16(data_root: Path) -> None:
     with torch.no_grad():
         normal = (images - detector.mean) / detector.std
         torch.testing.assert_close(detector.maps(images), other(normal))
+
+
+def test_a_number_that_cannot_work_is_said_before_anything_begins() -> None:
+    with pytest.raises(ValueError, match=r"--proposals\.count is 0"):
+        check_boxes_config(BoxesConfig(proposals=ProposalConfig(count=0)))

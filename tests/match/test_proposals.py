@@ -1,4 +1,4 @@
-"""Proposals: the sampler against its definition, and what every method promises about its boxes."""
+"""Proposals: the sampler against its definition, what every method promises, the file of many."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import math
 import sys
 import tarfile
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +18,23 @@ from PIL import Image
 from torch import Tensor
 
 from surefeat.core.geometry import box_iou, boxes_from_xywh
-from surefeat.match.proposals import PrimSettings, propose
+from surefeat.core.image import ImageError
+from surefeat.data.sources import find_images
+from surefeat.match import proposals
+from surefeat.match.config import ProposalConfig, ProposalMethod
+from surefeat.match.proposals import (
+    key_of,
+    make_proposals,
+    proposals_of,
+    propose,
+    read_proposals,
+    write_proposals,
+)
 
 prim = pytest.importorskip("surefeat.match.prim", reason="needs pip install 'surefeat[proposals]'")
 
-FAST = PrimSettings(draws=300)
+FAST = ProposalConfig(draws=300)
+GRID = ProposalConfig(method="grid", count=30)
 # Four superpixels in a ring with a chord: areas and edge similarities made up by hand.
 AREAS = [0.02, 0.08, 0.3, 0.6]
 EDGES = {(0, 1): 0.9, (1, 2): 0.5, (2, 3): 0.7, (0, 3): 0.3, (0, 2): 0.6}
@@ -135,8 +149,8 @@ def test_spread_prefers_boxes_unlike_those_it_has() -> None:
 
 
 @pytest.mark.parametrize("method", ["prim", "selective", "grid"])
-def test_boxes_are_distinct_and_inside_the_image(method: str) -> None:
-    boxes = propose(photo(), method=method, count=50, prim=FAST)  # type: ignore[arg-type]
+def test_boxes_are_distinct_and_inside_the_image(method: ProposalMethod) -> None:
+    boxes = propose(photo(), replace(FAST, method=method, count=50))
     assert boxes.dtype == torch.float32
     assert 10 <= len(boxes) <= 50
     assert len(boxes.unique(dim=0)) == len(boxes)
@@ -148,20 +162,18 @@ def test_boxes_are_distinct_and_inside_the_image(method: str) -> None:
 def test_a_large_image_gets_the_boxes_of_its_shrunk_copy() -> None:
     small = photo()
     large = small.repeat_interleave(4, 1).repeat_interleave(4, 2)
-    few = PrimSettings(draws=300, side=128)
-    wanted = (propose(small, prim=few) + torch.tensor([0, 0, 1, 1])) * 4 - torch.tensor(
-        [0, 0, 1, 1]
-    )
-    assert torch.allclose(propose(large, prim=few), wanted)
+    few = ProposalConfig(draws=300, side=128)
+    edges = torch.tensor([0, 0, 1, 1])
+    assert torch.allclose(propose(large, few), (propose(small, few) + edges) * 4 - edges)
 
 
 @pytest.mark.parametrize("method", ["prim", "selective", "grid"])
 @pytest.mark.parametrize("size", [(1, 1), (2, 9), (40, 30)])
 def test_a_flat_image_gives_the_whole_image_or_a_plain_grid(
-    method: str, size: tuple[int, int]
+    method: ProposalMethod, size: tuple[int, int]
 ) -> None:
     flat = torch.full((3, *size), 128, dtype=torch.uint8)
-    boxes = propose(flat, method=method, prim=PrimSettings(draws=50, border=0.01))  # type: ignore[arg-type]
+    boxes = propose(flat, ProposalConfig(method=method, draws=50, border=0.01))
     whole = [0.0, 0.0, size[1] - 1.0, size[0] - 1.0]
     assert len(boxes) >= 1
     if method != "grid" or size == (1, 1):
@@ -169,30 +181,29 @@ def test_a_flat_image_gives_the_whole_image_or_a_plain_grid(
 
 
 def test_border_setting_drops_boxes_that_touch_it() -> None:
-    inner = propose(photo(), prim=PrimSettings(draws=300, border=0.02))
+    inner = propose(photo(), replace(FAST, border=0.02))
     assert len(inner) > 0
     assert (inner[:, :2] >= torch.tensor([0.02 * 128, 0.02 * 96])).all()
     assert (inner[:, 2:] <= torch.tensor([127 - 0.02 * 128, 95 - 0.02 * 96])).all()
 
 
 def test_a_seed_reproduces_its_boxes_and_another_does_not() -> None:
-    first, again, other = (propose(photo(), count=30, seed=s, prim=FAST) for s in (1, 1, 2))
+    first, again, other = (propose(photo(), replace(FAST, count=30, seed=s)) for s in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
-def test_cache_returns_the_stored_boxes_and_knows_what_they_are_for(tmp_path: Path) -> None:
-    first = propose(photo(), count=20, cache=tmp_path / "new", prim=FAST)
-    (stored,) = (tmp_path / "new").iterdir()
-    stamp = stored.stat().st_mtime_ns
-    assert torch.equal(propose(photo(), count=20, cache=tmp_path / "new", prim=FAST), first)
-    assert stored.stat().st_mtime_ns == stamp
-    changed = photo()
-    changed[0, 0, 0] += 1
-    propose(changed, count=20, cache=tmp_path / "new", prim=FAST)
-    propose(photo(), count=20, seed=1, cache=tmp_path / "new", prim=FAST)
-    propose(photo(), method="grid", count=20, cache=tmp_path / "new")
-    assert len(list((tmp_path / "new").iterdir())) == 4
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (ProposalConfig(count=0), "count 0"),
+        (ProposalConfig(method="edges"), "use prim, selective or grid"),  # type: ignore[arg-type]
+        (ProposalConfig(side=70_000), "side is 70000"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong: ProposalConfig, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        propose(photo(), wrong)
 
 
 def test_missing_extra_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +218,124 @@ def test_missing_extra_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_image_of_the_wrong_kind_is_refused_with_the_fix(image: Tensor) -> None:
     with pytest.raises(ValueError, match="load_image"):
         propose(image)
+
+
+def test_the_share_of_objects_below_a_size_is_the_method_s() -> None:
+    """The knots of method, section 3, and half way between them."""
+    knots = np.array(prim.SIZE_AREAS), np.array(prim.SIZE_CDF)
+    areas = [0.0, 0.001, 0.0055, 0.01, 0.1, 0.25, 0.375, 0.5, 0.75, 1.0]
+    wanted = [0.0, 0.069, 0.146, 0.223, 0.589, 0.797, 0.8645, 0.932, 1.0, 1.0]
+    assert [prim._size_cdf(area, *knots) for area in areas] == pytest.approx(wanted)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    (tmp_path / "photos").mkdir()
+    for i in range(5):
+        Image.new("RGB", (60 + i, 40), (40 * i, 0, 0)).save(tmp_path / "photos" / f"{i}.png")
+    return tmp_path / "photos"
+
+
+def test_what_is_written_comes_back_in_quarter_pixels(tmp_path: Path) -> None:
+    boxes = torch.tensor([[0.0, 1.25, 30.5, 40], [5, 5, 6, 700.75], [0.1, 0, 5, 9]])
+    given = {"b" * 32: boxes, "a" * 32: torch.zeros(0, 4)}
+    write_proposals(given, GRID, tmp_path / "deep" / "p.sqlite")
+    known = read_proposals(tmp_path / "deep" / "p.sqlite", GRID)
+    assert known.keys() == given.keys()
+    assert torch.equal(known["b" * 32], (boxes * 4).round() / 4)
+    assert known["a" * 32].shape == (0, 4)
+
+
+def test_boxes_of_a_very_wide_image_are_kept_as_they_are(tmp_path: Path) -> None:
+    """70,000 pixels are more than two bytes hold."""
+    wide = tmp_path / "wide.png"
+    Image.new("RGB", (70_000, 3), (90, 0, 0)).save(wide)
+    boxes = proposals_of([wide], GRID, file=tmp_path / "p", quiet=True)[wide]
+    assert torch.equal(boxes, propose(torch.zeros(3, 3, 70_000, dtype=torch.uint8), GRID))
+    assert boxes[:, 2].max() > 65_535
+
+
+def test_proposals_are_made_once_and_added_to(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items, file = find_images(photos), tmp_path / "p.sqlite"
+    assert make_proposals(items[:3], GRID, file=file, quiet=True) == 3
+    asked: list[Tensor] = []
+    make = proposals.propose
+
+    def counted(image: Tensor, config: ProposalConfig) -> Tensor:
+        asked.append(image)
+        return make(image, config)
+
+    monkeypatch.setattr(proposals, "propose", counted)
+    assert make_proposals(items, GRID, file=file, quiet=True) == 2
+    assert len(asked) == 2
+    assert make_proposals(items, GRID, file=file, quiet=True) == 0
+    known = read_proposals(file, GRID)
+    assert known.keys() == {key_of(path.read_bytes()) for path in photos.iterdir()}
+    renamed = (photos / "0.png").rename(tmp_path / "elsewhere.png")
+    kept = proposals_of([renamed], GRID, file=file, quiet=True)[renamed]
+    assert torch.equal(kept, known[key_of(renamed.read_bytes())])
+    assert len(asked) == 2
+
+
+def test_what_was_made_before_an_interruption_is_kept_and_written_once(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saving an image costs the same however many the file holds."""
+    monkeypatch.setattr(proposals, "_SAVE_EVERY", 1)
+    items, file = find_images(photos), tmp_path / "p.sqlite"
+    packed, make, compress = [], proposals.propose, zlib.compress
+
+    def interrupted(image: Tensor, config: ProposalConfig) -> Tensor:
+        if image.shape[2] == 63:
+            raise KeyboardInterrupt
+        return make(image, config)
+
+    monkeypatch.setattr(proposals, "propose", interrupted)
+    monkeypatch.setattr(zlib, "compress", lambda data: packed.append(data) or compress(data))
+    with pytest.raises(KeyboardInterrupt):
+        make_proposals(items, GRID, file=file, workers=1, quiet=True)
+    monkeypatch.setattr(proposals, "propose", make)
+    assert make_proposals(items, GRID, file=file, quiet=True) == 2
+    assert len(packed) == len(read_proposals(file, GRID)) == 5
+
+
+def test_a_file_is_read_where_nothing_can_be_made(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "p.sqlite"
+    make_proposals(find_images(photos), FAST, file=file, quiet=True)
+    for missing in ("cv2", "numba", "surefeat.match.prim"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    file.chmod(0o444)
+    paths = list(photos.iterdir())
+    known = read_proposals(file, FAST)
+    assert [len(known[key_of(path.read_bytes())]) > 0 for path in paths] == [True] * 5
+
+
+def test_a_corrupt_image_does_not_stop_the_others(photos: Path, tmp_path: Path) -> None:
+    (photos / "2.png").write_bytes(b"nothing")
+    file = tmp_path / "p.sqlite"
+    assert make_proposals(find_images(photos), GRID, file=file, quiet=True) == 4
+    with pytest.raises(ImageError, match=r"2\.png"):
+        proposals_of(photos.iterdir(), GRID, file=file, quiet=True)
+
+
+def test_other_settings_and_damaged_files_are_refused(photos: Path, tmp_path: Path) -> None:
+    file = tmp_path / "p.sqlite"
+    make_proposals(find_images(photos), GRID, file=file, quiet=True)
+    with pytest.raises(ValueError, match="of other settings"):
+        read_proposals(file, replace(GRID, seed=1))
+    with pytest.raises(ValueError, match="of other settings"):
+        make_proposals(find_images(photos), replace(GRID, count=31), file=file, quiet=True)
+    whole = file.read_bytes()
+    for damaged in (whole[:100], b"PK\3\4" + whole[4:], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is damaged or holds no proposals"):
+            read_proposals(file, GRID)
+    with pytest.raises(FileNotFoundError, match="surefeat boxes propose"):
+        read_proposals(tmp_path / "gone.sqlite")
 
 
 def test_boxes_cover_the_objects_of_real_photos(data_root: Path) -> None:

@@ -16,7 +16,8 @@ from surefeat.core.geometry import Frame
 from surefeat.core.image import resize
 from surefeat.data.benchmarks import load_benchmark, shifted, shifted_boxes
 from surefeat.data.pairs import Pair, load_pairs
-from surefeat.match.proposals import ProposalSettings, proposals_of
+from surefeat.match.config import ProposalConfig
+from surefeat.match.proposals import proposals_of
 from surefeat.measure.evaluate import evaluate_rows, some_pairs
 from surefeat.measure.material import BATCH, FeatureStore, prepare_material, seen_at
 from surefeat.measure.protocol import Protocol
@@ -71,8 +72,8 @@ def test_features_are_computed_once_while_they_fit() -> None:
 def test_proposals_are_kept_for_the_next_time(
     listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image, file = load_pairs(listed)[0].image0, tmp_path / "boxes.safetensors"
-    settings = ProposalSettings(count=20)
+    image, file = load_pairs(listed)[0].image0, tmp_path / "boxes.sqlite"
+    settings = ProposalConfig(count=20)
     first = proposals_of([image], settings, file=file, quiet=True)
 
     def never(*_: Any, **__: Any) -> Tensor:
@@ -85,9 +86,9 @@ def test_proposals_are_kept_for_the_next_time(
     assert torch.equal(again[elsewhere], first[image])
     assert torch.equal(first[image] * 4, (first[image] * 4).round())
     with pytest.raises(ValueError, match="proposals of other settings"):
-        proposals_of([image], ProposalSettings(count=21), file=file, quiet=True)
+        proposals_of([image], ProposalConfig(count=21), file=file, quiet=True)
     file.write_bytes(file.read_bytes()[:50])
-    with pytest.raises(ValueError, match=r"boxes\.safetensors is damaged .*; remove it"):
+    with pytest.raises(ValueError, match=r"boxes\.sqlite is damaged .*; remove it"):
         proposals_of([image], settings, file=file, quiet=True)
 
 

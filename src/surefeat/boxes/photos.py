@@ -91,7 +91,7 @@ def read_photos(
         size = (pixels.shape[1], pixels.shape[2])
         scale = min(1.0, side / max(size))
         small = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
-        usable = _usable(boxes, size, smallest=smallest)[:count]
+        usable = _usable(boxes.round(), size, smallest=smallest)[:count]
         return Photo(image, resize(pixels, size=small), size, usable)
 
     with ThreadPoolExecutor(workers) as pool:

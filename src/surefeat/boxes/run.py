@@ -214,7 +214,7 @@ def _same_images(run: Run, photos: Sequence[Photo]) -> None:
 
 
 def _file(proposals: str | Path | None, folder: Path) -> Path:
-    return folder / "proposals.npz" if proposals is None else Path(proposals)
+    return folder / "proposals.sqlite" if proposals is None else Path(proposals)
 
 
 def _open(

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from surefeat.core.files import choose_device, environment, write_text
 from surefeat.data.benchmarks import Benchmark, Name, load_benchmark
-from surefeat.match.proposals import ProposalSettings
+from surefeat.match.config import ProposalConfig
 from surefeat.match.sd_filter import DEFAULTS
 from surefeat.measure.matching import Record, measure
 from surefeat.measure.material import FeatureStore, Material, memory_for_features, prepare_material
@@ -225,7 +225,7 @@ def evaluate_rows(
         inputs=tuple(inputs),
         measures=tuple(measures),
         shifted_measures=tuple(each for each in shifted if each in measures),
-        proposals=ProposalSettings(count=boxes, seed=seed),
+        proposals=ProposalConfig(count=boxes, seed=seed),
     )
     where = choose_device(device)
     # Built first: a name or file that is wrong shows before the long preparation.
@@ -234,7 +234,7 @@ def evaluate_rows(
         seen = "+".join(str(n) for n in protocol.inputs)
         built = [replace(row, name=f"{row.name}@{seen}") for row in built]
     out = Path(out)
-    file = Path(proposals) if proposals else out / "cache" / f"proposals-{benchmark}.safetensors"
+    file = Path(proposals) if proposals else out / "cache" / f"proposals-{benchmark}.sqlite"
     material = prepare_material(found, protocol, proposals=file, quiet=quiet)
     return [evaluate_row(row, material, out=out, device=where, quiet=quiet) for row in built]
 

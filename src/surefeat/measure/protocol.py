@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import DISCOUNT
-from surefeat.match.proposals import ProposalSettings
 from surefeat.match.search import WIDE_VOTING, Voting
 
 Measure = Literal[
@@ -66,7 +66,7 @@ class Protocol:
     """What small-first divides scores by: this power of a region's share of the image."""
     normalised: bool = True
     """Region descriptors have unit length; otherwise raw inner products are compared."""
-    proposals: ProposalSettings = field(default_factory=ProposalSettings)
+    proposals: ProposalConfig = field(default_factory=ProposalConfig)
     voting: Voting = field(default_factory=Voting)
     wide: Voting = WIDE_VOTING
     """Of wide-voting."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from surefeat.core.files import write_bytes, write_text
 from surefeat.core.geometry import Frame
 from surefeat.core.image import load
+from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import match_dense, match_dense_by_regions
 from surefeat.match.points import Matches, match_points
 from surefeat.match.proposals import propose
@@ -86,7 +87,7 @@ def match_photos(
     ]
     found = None
     if regions:
-        boxes = propose(photo0, count=regions), propose(photo1, count=regions)
+        boxes = [propose(photo, ProposalConfig(count=regions)) for photo in (photo0, photo1)]
         found = match_regions(features0, features1, *boxes, lower_weight=LOWER_WEIGHT)
         moved = _through_regions(seen0, seen1, *boxes)
         figures = (region_matches(photo0, photo1, found), moved)
