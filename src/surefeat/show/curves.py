@@ -1,7 +1,4 @@
-"""Figures of numbers: the loss surface, training curves and the label-free check.
-
-Figures of few-shot results: the paper's curves over the number of annotated images.
-"""
+"""Figures of numbers: the loss, training, the label-free check, calibration, few-shot curves."""
 
 from __future__ import annotations
 
@@ -10,96 +7,42 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from surefeat.learn.selfcheck import SelfCheck
 from surefeat.measure.tables import CONTROL, FEWSHOT_PUBLISHED, TITLES, sizes_of
 from surefeat.model.probability import mean_predicted_loss, negative_log_density
-from surefeat.show.style import FAINT, GREY, MAP, MINUS, PALETTE, SIGMA, STYLE, new_figure
+from surefeat.show.style import (
+    FAINT,
+    GREY,
+    MAP,
+    MINUS,
+    PALETTE,
+    SIGMA,
+    STYLE,
+    colour_of,
+    new_figure,
+)
 
 try:
     from matplotlib import colormaps, rc_context
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.colors import BoundaryNorm
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
-try:
-    from matplotlib import rc_context
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
+Logged = Mapping[str, Any]
+"""A line of metrics.jsonl."""
 
-Row = Mapping[str, Any]
+Result = dict[str, Any]
+"""A result file."""
 
+# Of the loss surface: scores to cut it at, and contours.
 _CUTS = (0.2, 0.5, 0.7, 0.9, 0.99)
-
 _LEVELS = (-4, -3, -2, -1, 0, 1, 2, 4, 8, 16, 32, 64)
-
-
-@rc_context(STYLE)
-def loss_surface(*, sigma: tuple[float, float] = (0.005, 5.0), steps: int = 200) -> Figure:
-    """The paper's figure 3: -log p of a matching pair over its score and its uncertainty."""
-    figure = new_figure(
-        4.0, "What a matching pair costs. Left: over its score and uncertainty; the orange curve "
-        "is the uncertainty that costs least at each score. Below a score of 1/2 there is none: the"
-        f" larger {SIGMA}, the less it costs, down to 0. Right: at five scores, minima marked."
-    )  # fmt: skip
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    scores = torch.linspace(0, 1, steps)
-    sigmas = torch.logspace(math.log10(sigma[0]), math.log10(sigma[1]), steps)
-    cost = negative_log_density(1 - scores[None], sigmas[:, None])
-    norm = BoundaryNorm(_LEVELS, colormaps[MAP].N, extend="both")
-    filled = left.contourf(scores, sigmas, cost, _LEVELS, norm=norm, cmap=MAP, extend="both")
-    left.contour(scores, sigmas, cost, [0], colors="white", linewidths=1, linestyles="--")
-    # At the optimum the predicted mean loss equals the actual one, so the curve needs no solver.
-    best = 1 - mean_predicted_loss(sigmas)
-    left.plot(best, sigmas, color="#ff9f1c", linewidth=2.6, label=f"optimal {SIGMA}")
-    left.plot([], [], "--", color="white", linewidth=1, label="cost 0")
-    left.legend(loc="upper left", labelcolor="white")
-    left.grid(visible=False)
-    left.set(yscale="log", xlabel="score s", ylabel=f"uncertainty {SIGMA}", ylim=sigma)
-    left.set_title(f"{MINUS}log p(s | match, {SIGMA})")
-    figure.colorbar(filled, ax=left, ticks=_LEVELS, label=f"{MINUS}log p, nats", pad=0.02)
-    colours = colormaps[MAP](torch.linspace(0.88, 0, len(_CUTS)).numpy())
-    for colour, score in zip(colours, _CUTS, strict=True):
-        curve = negative_log_density(torch.full_like(sigmas, 1 - score), sigmas)
-        right.plot(sigmas, curve, color=colour, label=f"s = {score:g}")
-        if 0 < (lowest := int(curve.argmin())) < steps - 1:
-            right.plot(sigmas[lowest], curve[lowest], "o", color=colour, markersize=6)
-    right.set(xscale="log", ylim=(-4, 6), xlabel=f"uncertainty {SIGMA}", title="at five scores")
-    right.set(ylabel=f"{MINUS}log p, nats", xlim=sigma)
-    right.legend(loc="upper right")
-    for axis in (left.yaxis, right.xaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter("{x:g}")
-    return figure
-
-
-@rc_context(STYLE)
-def training_curves(rows: Sequence[Row]) -> Figure:
-    """The lines of metrics.jsonl over steps; panels whose values were not logged are left out."""
-    if not rows:
-        raise ValueError("no metrics to draw; the run has not logged a line yet (train.log_every)")
-    panels = [panel for panel in _PANELS if any(name in row for row in rows for name in panel[2])]
-    columns = min(3, len(panels))
-    depth = math.ceil(len(panels) / columns)
-    figure = new_figure(2.45 * depth, _TRAINING)
-    axes = list(figure.subplots(depth, columns, squeeze=False, sharex=True).flat)
-    for axis in axes[len(panels) :]:
-        axis.set_visible(False)
-    for axis, (title, unit, names) in zip(axes, panels, strict=False):
-        _curves(axis, rows, names)
-        axis.set(title=title, ylabel=unit)
-        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    for axis in axes[max(0, len(panels) - columns) : len(panels)]:
-        axis.set_xlabel("step")
-        axis.tick_params(labelbottom=True)
-    return figure
-
 
 _TRAINING = (
     "Training. Loss, scores, dead positives (matches with a negative inner product, which learn "
@@ -122,18 +65,95 @@ _PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
 )  # fmt: skip
 
 
-def _curves(axis: Axes, rows: Sequence[Row], names: Mapping[str, str]) -> None:
+@rc_context(STYLE)
+def loss_surface(*, sigma: tuple[float, float] = (0.005, 5.0), steps: int = 200) -> Figure:
+    """The paper's figure 3: -log p of a matching pair over its score and its uncertainty."""
+    figure = new_figure(
+        4.0, "What a matching pair costs. Left: over its score and uncertainty; the orange curve "
+        "is the uncertainty that costs least at each score. Below a score of 1/2 there is none: the"
+        f" larger {SIGMA}, the less it costs, down to 0. Right: at five scores, minima marked."
+    )  # fmt: skip
+    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    sigmas = torch.logspace(math.log10(sigma[0]), math.log10(sigma[1]), steps)
+    _draw_surface(left, sigmas)
+    left.set(ylim=sigma)
+    _draw_cuts(right, sigmas)
+    right.set(xlim=sigma)
+    for axis in (left.yaxis, right.xaxis):
+        _plain_log_ticks(axis)
+    return figure
+
+
+def _draw_surface(axis: Axes, sigmas: Tensor) -> None:
+    scores = torch.linspace(0, 1, len(sigmas))
+    cost = negative_log_density(1 - scores[None], sigmas[:, None])
+    norm = BoundaryNorm(_LEVELS, colormaps[MAP].N, extend="both")
+    filled = axis.contourf(scores, sigmas, cost, _LEVELS, norm=norm, cmap=MAP, extend="both")
+    axis.contour(scores, sigmas, cost, [0], colors="white", linewidths=1, linestyles="--")
+    # At the optimum the predicted mean loss equals the actual one, so the curve needs no solver.
+    best = 1 - mean_predicted_loss(sigmas)
+    axis.plot(best, sigmas, color="#ff9f1c", linewidth=2.6, label=f"optimal {SIGMA}")
+    axis.plot([], [], "--", color="white", linewidth=1, label="cost 0")
+    axis.legend(loc="upper left", labelcolor="white")
+    axis.grid(visible=False)
+    axis.set(yscale="log", xlabel="score s", ylabel=f"uncertainty {SIGMA}")
+    axis.set_title(f"{MINUS}log p(s | match, {SIGMA})")
+    axis.figure.colorbar(filled, ax=axis, ticks=_LEVELS, label=f"{MINUS}log p, nats", pad=0.02)
+
+
+def _draw_cuts(axis: Axes, sigmas: Tensor) -> None:
+    colours = colormaps[MAP](torch.linspace(0.88, 0, len(_CUTS)).numpy())
+    for colour, score in zip(colours, _CUTS, strict=True):
+        curve = negative_log_density(torch.full_like(sigmas, 1 - score), sigmas)
+        axis.plot(sigmas, curve, color=colour, label=f"s = {score:g}")
+        if 0 < (lowest := int(curve.argmin())) < len(sigmas) - 1:
+            axis.plot(sigmas[lowest], curve[lowest], "o", color=colour, markersize=6)
+    axis.set(xscale="log", ylim=(-4, 6), xlabel=f"uncertainty {SIGMA}", title="at five scores")
+    axis.set(ylabel=f"{MINUS}log p, nats")
+    axis.legend(loc="upper right")
+
+
+def _plain_log_ticks(axis: Axis) -> None:
+    """1, 2, 5, 10, written out."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
+
+
+@rc_context(STYLE)
+def training_curves(rows: Sequence[Logged]) -> Figure:
+    """The lines of metrics.jsonl over steps; panels whose values were not logged are left out."""
+    if not rows:
+        raise ValueError("no metrics to draw; the run has not logged a line yet (train.log_every)")
+    panels = [panel for panel in _PANELS if any(name in row for row in rows for name in panel[2])]
+    columns = min(3, len(panels))
+    depth = math.ceil(len(panels) / columns)
+    figure = new_figure(2.45 * depth, _TRAINING)
+    axes = list(figure.subplots(depth, columns, squeeze=False, sharex=True).flat)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (title, unit, names) in zip(axes, panels, strict=False):
+        _curves(axis, rows, names)
+        axis.set(title=title, ylabel=unit)
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    for axis in axes[max(0, len(panels) - columns) : len(panels)]:
+        axis.set_xlabel("step")
+        axis.tick_params(labelbottom=True)
+    return figure
+
+
+def _curves(axis: Axes, rows: Sequence[Logged], names: Mapping[str, str]) -> None:
     for number, (name, label) in enumerate(names.items()):
         if name in ("sigma_p10", "sigma_p90"):
             continue
-        found = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-        if not found:
+        logged = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        if not logged:
             continue
-        steps, values = zip(*found, strict=True)
-        share = [100 * value for value in values] if name == "dead" else values
-        marker = "o" if len(found) < 25 else None
+        steps, values = zip(*logged, strict=True)
+        shown = [100 * value for value in values] if name == "dead" else values
+        marker = "o" if len(logged) < 25 else None
         axis.plot(
-            steps, share, color=PALETTE[number], label=label or None, marker=marker, markersize=3
+            steps, shown, color=PALETTE[number], label=label or None, marker=marker, markersize=3
         )
     if "sigma_p50" in names:
         band = [row for row in rows if "sigma_p10" in row and "sigma_p90" in row]
@@ -143,9 +163,7 @@ def _curves(axis: Axes, rows: Sequence[Row], names: Mapping[str, str]) -> None:
             label="10th to 90th percentile",
         )  # fmt: skip
         axis.set_yscale("log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.yaxis.set_minor_locator(NullLocator())
-        axis.yaxis.set_major_formatter("{x:g}")
+        _plain_log_ticks(axis.yaxis)
     elif "loss" not in names:
         axis.set_ylim(bottom=0)
     if "auroc" in names:
@@ -222,16 +240,13 @@ def _bars(axis: Axes, values: Mapping[str, float], *, title: str, most: float) -
     axis.set_xticks([])
 
 
-Result = dict[str, Any]
-
-
 @rc_context(STYLE)
 def fewshot_figure(results: Sequence[Result]) -> Figure:
     """PCK area and PCK@0.1 over images per class, a curve per row, and PCK over alpha."""
     if not results:
         raise ValueError("there are no results to draw; write some with surefeat evaluate pascal3d")
     sizes = list(dict.fromkeys(size for result in results for size in sizes_of(result)))
-    seeds = len({each["seed"] for each in results[0]["rounds"]})
+    seeds = len({one["seed"] for one in results[0]["rounds"]})
     figure = new_figure(
         3.9, f"Keypoints from a handful of labels, Pascal3D {results[0]['split']}: mean over "
         f"classes and {seeds} seeds, bands are one standard deviation over the seeds. Left and "
@@ -242,15 +257,16 @@ def fewshot_figure(results: Sequence[Result]) -> Figure:
     axes = figure.subplots(1, 3)
     for number, result in enumerate(results):
         title = TITLES.get(result["row"], result["row"])
-        look = {"color": PALETTE[number % len(PALETTE)], "label": title}
-        _draw(axes, result, sizes, "", look)
+        look = {"color": colour_of(number), "label": title}
+        _fewshot_curves(axes, result, sizes, "", look)
         known = FEWSHOT_PUBLISHED.get(result["row"], {}) if result["split"] == "val" else {}
         for place, size in enumerate(sizes):
             value = known.get(f"pck@0.1 bbox, {size} per class")
             if value is not None:
                 star = look | {"label": f"{title}, published"}
                 axes[1].plot([place], [value], linestyle="", marker="*", markersize=9, **star)
-    _draw(axes, results[0], sizes, f"{CONTROL} ", {"color": GREY, "label": CONTROL, "ls": "--"})
+    control = {"color": GREY, "label": CONTROL, "linestyle": "--"}
+    _fewshot_curves(axes, results[0], sizes, f"{CONTROL} ", control)
     for axis, title in zip(axes[:2], ("PCK area", "PCK@0.1, percent"), strict=True):
         axis.set(title=title, xlabel="annotated images per class")
         axis.set_xticks(range(len(sizes)), sizes)
@@ -261,7 +277,7 @@ def fewshot_figure(results: Sequence[Result]) -> Figure:
     return figure
 
 
-def _draw(
+def _fewshot_curves(
     axes: Sequence[Axes], result: Result, sizes: list[str], prefix: str, look: dict[str, Any]
 ) -> None:
     own = [size for size in sizes if size in sizes_of(result)]
@@ -269,10 +285,10 @@ def _draw(
     for axis, measure in zip(axes[:2], ("pck area bbox", "pck@0.1 bbox"), strict=True):
         names = [f"{prefix}{measure}, {size} per class" for size in own]
         means = [result["metrics"][name] for name in names]
-        spread = [result["metrics"].get(f"{name}, sd over seeds") or 0.0 for name in names]
+        deviations = [result["metrics"].get(f"{name}, sd over seeds") or 0.0 for name in names]
         axis.plot(places, means, marker="o", markersize=3.5, **look)
-        low = [mean - each for mean, each in zip(means, spread, strict=True)]
-        high = [mean + each for mean, each in zip(means, spread, strict=True)]
+        low = [mean - sd for mean, sd in zip(means, deviations, strict=True)]
+        high = [mean + sd for mean, sd in zip(means, deviations, strict=True)]
         axis.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
     curve = result["pck_curves"].get(f"{prefix}{sizes[-1]} per class")
     if curve:

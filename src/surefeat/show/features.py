@@ -1,7 +1,8 @@
-"""Figures to look at: each function returns a matplotlib Figure and shows nothing.
+"""Figures of features: warped views, confidence, channels, main directions as colours.
 
-Pictures are drawn in original pixels, pixel centres at integers. A figure's label says in a
-sentence what it shows; reports print it below.
+Every function of this room returns a matplotlib Figure and shows nothing. Pictures are drawn in
+original pixels, pixel centres at integers. A figure's label says in a sentence what it shows;
+reports print it below.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from surefeat.show.style import (
     SIGNED,
     STYLE,
     WIDTH,
+    colour_bar,
+    hide_frames,
     new_figure,
     pairs_of_tiles,
     picture,
     short_name,
     show,
+    show_map,
     small_title,
     spread,
 )
 
 try:
     from matplotlib import rc_context
-    from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
     from matplotlib.patheffects import withStroke
@@ -92,30 +94,25 @@ def confidence_map(
     features: Features | Sequence[Features], images: ImageLike | Sequence[ImageLike]
 ) -> Figure:
     """Each image beside its confidence 1/sigma, in original pixels, on one scale for all."""
-    found = _together(features, images)
+    seen = _together(features, images)
     figure, axes = pairs_of_tiles(
-        [_aspect(frame) for _, _, frame in found],
+        [_aspect(frame) for _, _, frame in seen],
         label=f"Confidence 1/{SIGMA} of the descriptors: bright where they can be trusted.",
     )  # fmt: skip
     # Sigma is read between cells, then inverted, as Features.confidence_at does.
-    sigmas = [spread(each.uncertainty[None], each, frame)[0] for each, _, frame in found]
-    maps = [sigma.reciprocal() for sigma in sigmas]
-    scale = _limits(torch.cat([values.flatten() for values in maps]))
-    for number, ((each, pixels, frame), confidence) in enumerate(zip(found, maps, strict=True)):
+    sigmas = [spread(maps.uncertainty[None], maps, frame)[0] for maps, _, frame in seen]
+    confidences = [sigma.reciprocal() for sigma in sigmas]
+    scale = _limits(torch.cat([values.flatten() for values in confidences]))
+    for number, ((maps, pixels, frame), confidence) in enumerate(
+        zip(seen, confidences, strict=True)
+    ):
         plain, over = axes[number]
         show(plain, pixels, frame)
-        small_title(plain, short_name(each, number))
-        show(over, pixels.float().mean(0), frame, cmap="gray", vmin=0, vmax=255)
-        show(over, confidence, frame, cmap=MAP, norm=scale, alpha=0.7)
+        small_title(plain, short_name(maps, number))
+        show_map(over, confidence, frame, scale=scale, over=pixels)
         small_title(over, "confidence")
-    _bar(figure, figure.axes, norm=scale, cmap=MAP, label=f"confidence 1/{SIGMA}")
+    colour_bar(figure, figure.axes, scale, MAP, f"confidence 1/{SIGMA}")
     return figure
-
-
-def _bar(figure: Figure, axes: list[Axes], *, norm: Normalize, cmap: str, label: str) -> None:
-    """One colour bar for all axes."""
-    scale = ScalarMappable(norm=norm, cmap=cmap)
-    figure.colorbar(scale, ax=axes, shrink=0.85, aspect=32, pad=0.01, label=label, panchor=False)
 
 
 def _limits(values: Tensor) -> Normalize:
@@ -129,9 +126,9 @@ def _limits(values: Tensor) -> Normalize:
 @rc_context(STYLE)
 def channels(features: Features, image: ImageLike, *, top: int = 8) -> Figure:
     """The image and the responses of the channels that vary most over it, in [-1, 1]."""
-    ((each, pixels, frame),) = _together(features, image)
-    top = min(top, len(each.descriptors))
-    chosen = each.descriptors.flatten(1).float().std(dim=1).argsort(descending=True)[:top].tolist()
+    ((maps, pixels, frame),) = _together(features, image)
+    top = min(top, len(maps.descriptors))
+    chosen = maps.descriptors.flatten(1).float().std(dim=1).argsort(descending=True)[:top].tolist()
     columns, aspect = math.ceil(top / 2), _aspect(frame)
     side = WIDTH / (columns + 2)
     figure = new_figure(
@@ -141,19 +138,17 @@ def channels(features: Features, image: ImageLike, *, top: int = 8) -> Figure:
     grid = figure.add_gridspec(2, columns + 2)
     plain = figure.add_subplot(grid[:, :2])
     show(plain, pixels, frame)
-    small_title(plain, short_name(each, 0))
-    responses = spread(each.descriptors[chosen], each, frame)
+    small_title(plain, short_name(maps, 0))
+    responses = spread(maps.descriptors[chosen], maps, frame)
     most = responses.abs().max().item()
     axes, scale = [plain], Normalize(-most, most)
     for number, (channel, response) in enumerate(zip(chosen, responses, strict=True)):
         axis = figure.add_subplot(grid[number // columns, 2 + number % columns])
-        show(axis, response, frame, cmap=SIGNED, norm=scale)
+        show_map(axis, response, frame, scale=scale, cmap=SIGNED)
         small_title(axis, f"channel {channel}")
         axes.append(axis)
-    for axis in axes:
-        axis.set_axis_off()
-        axis.set_anchor("N")
-    _bar(figure, axes, norm=scale, cmap=SIGNED, label="response")
+    hide_frames(axes)
+    colour_bar(figure, axes, scale, SIGNED, "response")
     return figure
 
 
@@ -169,27 +164,27 @@ def pca(
     One basis for all images, so that a colour means the same everywhere. weighted: confident cells
     choose the basis, and colours fade to white where confidence is low.
     """
-    found = _together(features, images)
-    colours = pca_colours([each for each, _, _ in found], weighted=weighted)
+    seen = _together(features, images)
+    colours = pca_colours([maps for maps, _, _ in seen], weighted=weighted)
     figure, axes = pairs_of_tiles(
-        [_aspect(frame) for _, _, frame in found],
+        [_aspect(frame) for _, _, frame in seen],
         label="Main directions of the descriptors as colours, shared by all images: "
         "equal colours mean similar descriptors."
         + (" Pale where confidence is low." if weighted else ""),
     )  # fmt: skip
-    for number, ((each, pixels, frame), colour) in enumerate(zip(found, colours, strict=True)):
+    for number, ((maps, pixels, frame), colour) in enumerate(zip(seen, colours, strict=True)):
         plain, other = axes[number]
         show(plain, pixels, frame)
-        small_title(plain, short_name(each, number))
-        show(other, spread(colour, each, frame).clamp(0, 1), frame)
+        small_title(plain, short_name(maps, number))
+        show(other, spread(colour, maps, frame).clamp(0, 1), frame)
         small_title(other, "descriptors")
     return figure
 
 
 def pca_colours(features: Sequence[Features], *, weighted: bool = False) -> list[Tensor]:
     """Colours in [0, 1] (3, h, w) for each image's cells; same basis and scale for all images."""
-    rows = torch.cat([each.descriptors.flatten(1).T.double().cpu() for each in features])
-    confidence = torch.cat([each.confidence.flatten().double().cpu() for each in features])
+    rows = torch.cat([maps.descriptors.flatten(1).T.double().cpu() for maps in features])
+    confidence = torch.cat([maps.confidence.flatten().double().cpu() for maps in features])
     weights = confidence if weighted else torch.ones_like(confidence)
     weights = weights / weights.sum()
     centred = rows - weights @ rows
@@ -205,7 +200,7 @@ def pca_colours(features: Sequence[Features], *, weighted: bool = False) -> list
     if weighted:
         share = (confidence / confidence.quantile(0.95)).clamp(0, 1)[:, None]
         colours = 1 - share * (1 - colours)
-    shapes = [each.uncertainty.shape for each in features]
+    shapes = [maps.uncertainty.shape for maps in features]
     parts = colours.float().split([shape.numel() for shape in shapes])
     return [part.T.reshape(3, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -220,15 +215,15 @@ def _together(
         raise ValueError(
             f"{len(several)} features and {len(pictures)} images; pass one image for each Features"
         )
-    here = [each.to("cpu") for each in several]
-    found = [(each, *picture(image)) for each, image in zip(here, pictures, strict=True)]
-    for each, _, frame in found:
-        if each.frame.original != frame.original:
+    here = [maps.to("cpu") for maps in several]
+    seen = [(maps, *picture(image)) for maps, image in zip(here, pictures, strict=True)]
+    for maps, _, frame in seen:
+        if maps.frame.original != frame.original:
             raise ValueError(
-                f"features of a {each.frame.original} image, but the image is {frame.original} "
+                f"features of a {maps.frame.original} image, but the image is {frame.original} "
                 "(height, width); pass the image they were extracted from"
             )
-    return found
+    return seen
 
 
 def _aspect(frame: Frame) -> float:

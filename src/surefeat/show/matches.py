@@ -5,28 +5,39 @@ from __future__ import annotations
 from math import dist
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from surefeat.core.geometry import Frame, box_iou
+from surefeat.core.geometry import Frame, box_iou, cell_centres
 from surefeat.core.image import ImageLike, load
 from surefeat.match.dense import DenseMatches, warp_image
 from surefeat.match.points import Matches
 from surefeat.match.regions import RegionMatches
-from surefeat.show.style import PALETTE, STYLE, WIDTH, new_figure, picture, show, small_title
+from surefeat.show.style import (
+    MAP,
+    PALETTE,
+    STYLE,
+    WIDTH,
+    colour_bar,
+    colour_of,
+    hide_frames,
+    new_figure,
+    outline,
+    picture,
+    show,
+    small_title,
+)
 
 try:
     from matplotlib import colormaps, rc_context
     from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from matplotlib.patches import ConnectionPatch, Rectangle
+    from matplotlib.patches import ConnectionPatch
 except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
-_RIGHT, _WRONG = "#009e73", "#d55e00"
+_WRONG, _RIGHT = PALETTE[1:3]
 
 
 def _side_by_side(
@@ -39,8 +50,8 @@ def _side_by_side(
     axes = list(figure.subplots(1, 2, width_ratios=widths))
     for axis, (pixels, frame), name in zip(axes, pictures, "AB", strict=True):
         show(axis, pixels, frame)
-        axis.set_axis_off()
         small_title(axis, name)
+    hide_frames(axes)
     return figure, axes
 
 
@@ -72,7 +83,7 @@ def match_lines(
     values, norm = matches.score, _span(matches.score)
     if matches.probability is not None:
         values, norm = matches.probability, Normalize(0, 1)
-    colours: list[Any] = [colormaps["viridis"](norm(float(value))) for value in values]
+    colours: list[Any] = [colormaps[MAP](norm(float(value))) for value in values]
     if right is not None:
         colours = [_RIGHT if bool(ok) else _WRONG for ok in right]
     points0, points1 = matches.points0.cpu().tolist(), matches.points1.cpu().tolist()
@@ -87,8 +98,7 @@ def match_lines(
         axis.scatter(xs, ys, c=colours, s=22, edgecolors="white", linewidths=0.8, zorder=3)
     if right is None:
         what = "score" if matches.probability is None else "probability of being right"
-        scale = ScalarMappable(norm=norm, cmap="viridis")
-        figure.colorbar(scale, ax=[axis0, axis1], shrink=0.8, pad=0.01, label=what)
+        colour_bar(figure, [axis0, axis1], norm, MAP, what)
     return figure
 
 
@@ -117,7 +127,7 @@ def region_matches(
     for axis, boxes in zip(axes, (matches.boxes0, matches.boxes1), strict=True):
         _numbered_boxes(axis, boxes[chosen].tolist())
     marks = [
-        Line2D([], [], color=PALETTE[place % len(PALETTE)], linewidth=4, solid_capstyle="butt",
+        Line2D([], [], color=colour_of(place), linewidth=4, solid_capstyle="butt",
                label=f"{place + 1}   {float(matches.score[row]):.2f}")
         for place, row in enumerate(chosen)
     ]  # fmt: skip
@@ -144,21 +154,14 @@ def _apart(matches: RegionMatches, top: int, *, overlap: float) -> list[int]:
 def _numbered_boxes(axis: Axes, boxes: list[list[float]]) -> None:
     """Inclusive boxes, the first on top, each with its number on a corner."""
     corners = _free_corners(boxes, width=axis.get_xlim()[1], height=axis.get_ylim()[0])
-    for place, (x1, y1, x2, y2) in reversed(list(enumerate(boxes))):
-        colour = PALETTE[place % len(PALETTE)]
-        # A white seam tells the edges from the photo and from each other.
-        for width, tint in ((3.4, "white"), (2.0, colour)):
-            box = Rectangle(
-                (x1 - 0.5, y1 - 0.5), x2 - x1 + 1, y2 - y1 + 1, fill=False, edgecolor=tint,
-                linewidth=width,
-            )  # fmt: skip
-            axis.add_patch(box)
+    for place, box in reversed(list(enumerate(boxes))):
+        outline(axis, box, colour_of(place))
     for place, corner in enumerate(corners):
         axis.text(
             *corner, str(place + 1), ha="center", va="center", fontsize=8.5,
             fontweight="bold", zorder=3,
             bbox={"boxstyle": "circle,pad=0.2", "facecolor": "white", "linewidth": 1.6,
-                  "edgecolor": PALETTE[place % len(PALETTE)]},
+                  "edgecolor": colour_of(place)},
         )  # fmt: skip
 
 
@@ -173,7 +176,7 @@ def _free_corners(
             (min(max(x, margin), width - margin), min(max(y, margin), height - margin))
             for x, y in ((x1, y1), (x2, y1), (x2, y2), (x1, y2))
         ]
-        free = [each for each in corners if all(dist(each, old) > 2 * margin for old in taken)]
+        free = [place for place in corners if all(dist(place, old) > 2 * margin for old in taken)]
         taken.append((free or corners)[0])
     return taken
 
@@ -189,18 +192,17 @@ def warped(image0: ImageLike, image1: ImageLike, back: DenseMatches) -> Figure:
         WIDTH / 3 * height / width + 0.4,
         "Photo B; the pixels of photo A moved to where B has their match; and both blended.",
     )
-    frame = Frame((height, width), (height, width))
-    for axis, pixels, name in zip(
-        figure.subplots(1, 3), (second, moved, half), ("B", "A warped onto B", "both"), strict=True
-    ):
+    axes, frame = figure.subplots(1, 3), Frame((height, width), (height, width))
+    titles = {"B": second, "A warped onto B": moved, "both": half}
+    for axis, (name, pixels) in zip(axes, titles.items(), strict=True):
         show(axis, pixels, frame)
-        axis.set_axis_off()
         small_title(axis, name)
+    hide_frames(axes)
     return figure
 
 
 def displacement(dense: DenseMatches) -> Tensor:
-    """Target pixels (H, W, 2) -> displacement from each pixel of image 0, as flow.py has it."""
+    """Target pixels (H, W, 2) -> displacement from each pixel of image 0."""
     height, width = dense.points1.shape[:2]
-    ys, xs = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    return dense.points1.cpu() - torch.stack([xs, ys], dim=-1)
+    pixels = cell_centres(size=(height, width), stride=1.0).reshape(height, width, 2)
+    return dense.points1.cpu() - pixels

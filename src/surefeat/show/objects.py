@@ -1,7 +1,4 @@
-"""Figures of objects with their keypoints, drawn in original pixels.
-
-A contact sheet of weakly supervised boxes: what was kept and what was dropped, with scores.
-"""
+"""Figures of objects: a photo's keypoints, and a contact sheet of boxes with their scores."""
 
 from __future__ import annotations
 
@@ -19,7 +16,10 @@ from surefeat.show.style import (
     PALETTE,
     STYLE,
     WIDTH,
+    colour_of,
+    hide_frames,
     new_figure,
+    outline,
     picture,
     show,
     small_title,
@@ -31,15 +31,6 @@ try:
     from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Rectangle
-except ImportError as error:
-    raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
-
-try:
-    from matplotlib import rc_context
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
 except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
@@ -48,6 +39,10 @@ _NAMES, _TALLEST = 2.2, 5.5
 
 # Discs, points across: of a single object, and of several, which are smaller.
 _LARGE, _SMALL = 13.0, 9.0
+
+# Tiles in a row of a contact sheet, and the colours of its boxes.
+_COLUMNS = 6
+_DROPPED, _KEPT = PALETTE[1:3]
 
 
 @rc_context(STYLE)
@@ -70,11 +65,11 @@ def keypoints(
     axes.set_axis_off()
     across = _LARGE if len(objects) == 1 else _SMALL
     for item in objects:
-        _draw(axes, item, across)
+        _mark_object(axes, item, across)
     several = len({item.category for item in objects}) > 1
     handles = [
         Line2D(
-            [], [], linestyle="", marker="o", markersize=across, color=_colour(k),
+            [], [], linestyle="", marker="o", markersize=across, color=colour_of(k),
             label=_name(objects, k, f"{categories[number].name} {name}" if several else name),
         )
         for number in sorted({item.category for item in objects})
@@ -84,20 +79,19 @@ def keypoints(
     return figure
 
 
-def _draw(axes: Axes, item: Labelled, across: float) -> None:
-    x1, y1, x2, y2 = item.box.tolist()
-    if (x1, y1, x2, y2) != (0, 0, item.size[1] - 1, item.size[0] - 1):
-        box = Rectangle((x1 - 0.5, y1 - 0.5), x2 - x1 + 1, y2 - y1 + 1, fill=False, color="white")
-        axes.add_patch(box)
+def _mark_object(axes: Axes, item: Labelled, across: float) -> None:
+    """Its box, unless that is the whole photo, and its visible keypoints."""
+    if item.box.tolist() != [0, 0, item.size[1] - 1, item.size[0] - 1]:
+        outline(axes, item.box.tolist(), GREY, width=0.8)
     for k, (x, y) in enumerate(item.points.tolist()):
         if bool(item.visible[k]):
             sure = 1.0 if item.scores is None else min(1.0, float(item.scores[k]))
             axes.scatter(
-                [x], [y], s=across**2, color=_colour(k), edgecolors="white", linewidths=1.0,
+                [x], [y], s=across**2, color=colour_of(k), edgecolors="white", linewidths=1.0,
                 alpha=0.4 + 0.6 * sure, zorder=3,
             )  # fmt: skip
             axes.text(
-                x, y, str(k + 1), color=_ink(_colour(k)), fontsize=0.62 * across, zorder=4,
+                x, y, str(k + 1), color=_ink(colour_of(k)), fontsize=0.62 * across, zorder=4,
                 fontweight="bold", ha="center", va="center_baseline",
             )  # fmt: skip
 
@@ -108,19 +102,10 @@ def _name(objects: Sequence[Labelled], k: int, name: str) -> str:
     return f"{k + 1}  {name}  {float(objects[0].scores[k]):.2f}"
 
 
-def _colour(k: int) -> str:
-    return PALETTE[k % len(PALETTE)]
-
-
 def _ink(colour: str) -> str:
     """Of a number on a disc of this colour."""
     red, green, blue = to_rgb(colour)
     return INK if 0.3 * red + 0.6 * green + 0.1 * blue > 0.55 else "white"
-
-
-_COLUMNS = 6
-
-_KEPT, _DROPPED = PALETTE[2], PALETTE[1]
 
 
 @rc_context(STYLE)
@@ -132,7 +117,7 @@ def contact_sheet(
     images: by name; candidates without one are left out. Both halves are spread evenly over their
     scores, best first.
     """
-    shown = [each for each in chosen(selection, count) if each.name in images]
+    shown = [box for box in chosen(selection, count) if box.name in images]
     kept = selection.kept()
     dropped = len(selection.candidates) - len(kept)
     if not shown:
@@ -146,17 +131,16 @@ def contact_sheet(
     # The file is looked at by itself, where nobody prints the label.
     figure.suptitle(label, x=0.005, ha="left", fontsize=9)
     grid = figure.subplots(rows, _COLUMNS, squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for axes, each in zip(grid.flat, shown, strict=False):
-        _tile(axes, each, images[each.name])
+    hide_frames(grid.flat)
+    for axes, candidate in zip(grid.flat, shown, strict=False):
+        _draw_candidate(axes, candidate, images[candidate.name])
     return figure
 
 
 def chosen(selection: Selection, count: int) -> list[Candidate]:
     """The candidates on a sheet of `count`: half of them dropped ones, where there are as many."""
     kept = list(selection.kept())
-    dropped = [each for each in selection.candidates if each.verdict != "kept"]
+    dropped = [box for box in selection.candidates if box.verdict != "kept"]
     room = min(len(kept), max(count // 2, count - len(dropped)))
     return [*spread_over(kept, room), *spread_over(dropped, count - room)]
 
@@ -165,33 +149,25 @@ def images_for(
     selection: Selection, images: Sequence[PhotoLabels], *, count: int = 36
 ) -> dict[str, ImageLike]:
     """The pictures that a sheet of `count` needs, by name."""
-    wanted = {each.name for each in chosen(selection, count)}
-    found = {image.name: image.item for image in images if image.name in wanted}
-    return {name: decode(item_bytes(item), name=item.name) for name, item in found.items()}
+    wanted = {box.name for box in chosen(selection, count)}
+    items = {image.name: image.item for image in images if image.name in wanted}
+    return {name: decode(item_bytes(item), name=item.name) for name, item in items.items()}
 
 
 def spread_over(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """`count` of them, or all, evenly spaced by falling score."""
-    ranked = sorted(candidates, key=lambda each: -each.score)
+    ranked = sorted(candidates, key=lambda box: -box.score)
     count = min(count, len(ranked))
     return [ranked[place * len(ranked) // count] for place in range(count)]
 
 
-def _tile(axes: Axes, each: Candidate, image: ImageLike) -> None:
+def _draw_candidate(axes: Axes, candidate: Candidate, image: ImageLike) -> None:
     show(axes, *picture(image))
-    axes.set_anchor("N")
-    x1, y1, x2, y2 = each.box
-    colour = _KEPT if each.verdict == "kept" else _DROPPED
-    for width, tint in ((3.2, "white"), (1.8, colour)):
-        axes.add_patch(
-            Rectangle(
-                (x1 - 0.5, y1 - 0.5), x2 - x1 + 1, y2 - y1 + 1, fill=False, edgecolor=tint,
-                linewidth=width,
-            )
-        )  # fmt: skip
-    small_title(axes, f"{each.category} {each.score:.3f}")
-    if each.verdict != "kept":
+    kept = candidate.verdict == "kept"
+    outline(axes, candidate.box, _KEPT if kept else _DROPPED, width=1.8)
+    small_title(axes, f"{candidate.category} {candidate.score:.3f}")
+    if not kept:
         axes.text(
-            0.5, -0.03, each.verdict, transform=axes.transAxes, ha="center", va="top",
+            0.5, -0.03, candidate.verdict, transform=axes.transAxes, ha="center", va="top",
             fontsize=7, color=GREY,
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -15,7 +15,10 @@ from surefeat.model.features import Features
 
 try:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
@@ -54,6 +57,11 @@ _LONGEST_TITLE = 24
 _PAIRS, _TALLEST = 3, 1.4
 
 
+def colour_of(number: int) -> str:
+    """Of the palette; it starts again where it ends."""
+    return PALETTE[number % len(PALETTE)]
+
+
 def new_figure(height: float, label: str, *, width: float = WIDTH) -> Figure:
     """An empty figure, inches; `label` says what it shows, and reports print it below."""
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -77,15 +85,30 @@ def pairs_of_tiles(
     grid = figure.add_gridspec(
         rows, 3 * columns - 1, width_ratios=widths[:-1], height_ratios=heights
     )
-    found = []
+    tiles = []
     for number in range(len(aspects)):
         row, column = divmod(number, columns)
         pair = [figure.add_subplot(grid[row, 3 * column + side]) for side in (0, 1)]
-        for axes in pair:
-            axes.set_axis_off()
-            axes.set_anchor("N")
-        found.append((pair[0], pair[1]))
-    return figure, found
+        hide_frames(pair)
+        tiles.append((pair[0], pair[1]))
+    return figure, tiles
+
+
+def hide_frames(tiles: Iterable[Axes]) -> None:
+    """No axes around pictures, which hang from the top of their tiles."""
+    for axes in tiles:
+        axes.set_axis_off()
+        axes.set_anchor("N")
+
+
+def colour_bar(
+    figure: Figure, axes: Sequence[Axes], scale: Normalize, cmap: str, label: str
+) -> None:
+    """One for all axes."""
+    colours = ScalarMappable(norm=scale, cmap=cmap)
+    figure.colorbar(
+        colours, ax=list(axes), shrink=0.85, aspect=32, pad=0.01, label=label, panchor=False
+    )
 
 
 def picture(image: ImageLike) -> tuple[Tensor, Frame]:
@@ -97,12 +120,41 @@ def picture(image: ImageLike) -> tuple[Tensor, Frame]:
     return resize(pixels, size=drawn), Frame((height, width), drawn)
 
 
-def show(axes: Axes, pixels: Tensor, frame: Frame, **options: Any) -> Any:
-    """Draw (3, h, w) or (h, w) so that the axes' units are original pixels."""
+def show(axes: Axes, pixels: Tensor, frame: Frame) -> None:
+    """Draw (3, h, w), uint8 or in [0, 1], so that the axes' units are original pixels."""
+    axes.imshow(pixels.permute(1, 2, 0).cpu().numpy(), **_placed(frame))
+
+
+def show_map(
+    axes: Axes,
+    values: Tensor,
+    frame: Frame,
+    *,
+    scale: Normalize,
+    cmap: str = MAP,
+    over: Tensor | None = None,
+) -> None:
+    """Draw values (h, w) as colours, in the same units; over: a picture (3, h, w) seen below."""
+    if over is not None:
+        axes.imshow(over.float().mean(0).numpy(), cmap="gray", vmin=0, vmax=255, **_placed(frame))
+    alpha = 1.0 if over is None else 0.7
+    axes.imshow(values.cpu().numpy(), cmap=cmap, norm=scale, alpha=alpha, **_placed(frame))
+
+
+def _placed(frame: Frame) -> dict[str, Any]:
     height, width = frame.original
-    drawn = pixels if pixels.ndim == 2 else pixels.permute(1, 2, 0)
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    return axes.imshow(drawn.cpu().numpy(), extent=extent, interpolation="nearest", **options)
+    return {"extent": (-0.5, width - 0.5, height - 0.5, -0.5), "interpolation": "nearest"}
+
+
+def outline(axes: Axes, box: Sequence[float], colour: str, *, width: float = 2.0) -> None:
+    """An inclusive box, with a white seam that tells its edges from the photo and from others."""
+    x1, y1, x2, y2 = box
+    for line, tint in ((width + 1.4, "white"), (width, colour)):
+        edges = Rectangle(
+            (x1 - 0.5, y1 - 0.5), x2 - x1 + 1, y2 - y1 + 1, fill=False, edgecolor=tint,
+            linewidth=line,
+        )  # fmt: skip
+        axes.add_patch(edges)
 
 
 def spread(maps: Tensor, features: Features, frame: Frame) -> Tensor:
