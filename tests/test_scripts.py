@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [
     path
-    for part in ("benchmarks", "examples")
+    for part in ("benchmarks", "docs", "examples")
     for path in sorted((ROOT / part).rglob("*.py"))
     if "__main__" in path.read_text()
 ]

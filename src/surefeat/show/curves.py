@@ -1,4 +1,4 @@
-"""Figures of numbers: the loss, training, the label-free check, calibration, few-shot curves."""
+"""Figures of numbers: the loss, training, the label-free check, calibration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from surefeat.learn.selfcheck import SelfCheck
-from surefeat.measure.tables import CONTROL, FEWSHOT_PUBLISHED, TITLES, sizes_of
 from surefeat.model.probability import mean_predicted_loss, negative_log_density
 from surefeat.show.style import (
     FAINT,
@@ -20,7 +19,6 @@ from surefeat.show.style import (
     PALETTE,
     SIGMA,
     STYLE,
-    colour_of,
     new_figure,
 )
 
@@ -36,9 +34,6 @@ except ImportError as error:
 
 Logged = Mapping[str, Any]
 """A line of metrics.jsonl."""
-
-Result = dict[str, Any]
-"""A result file."""
 
 # Of the loss surface: scores to cut it at, and contours.
 _CUTS = (0.2, 0.5, 0.7, 0.9, 0.99)
@@ -238,58 +233,3 @@ def _bars(axis: Axes, values: Mapping[str, float], *, title: str, most: float) -
     axis.tick_params(length=0)
     axis.spines[["left", "bottom"]].set_visible(False)
     axis.set_xticks([])
-
-
-@rc_context(STYLE)
-def fewshot_figure(results: Sequence[Result]) -> Figure:
-    """PCK area and PCK@0.1 over images per class, a curve per row, and PCK over alpha."""
-    if not results:
-        raise ValueError("there are no results to draw; write some with surefeat evaluate pascal3d")
-    sizes = list(dict.fromkeys(size for result in results for size in sizes_of(result)))
-    seeds = len({one["seed"] for one in results[0]["rounds"]})
-    figure = new_figure(
-        3.9, f"Keypoints from a handful of labels, Pascal3D {results[0]['split']}: mean over "
-        f"classes and {seeds} seeds, bands are one standard deviation over the seeds. Left and "
-        "middle: over annotated images per class. Right: over the distance that counts as right, "
-        f"in longer sides of the box, with {sizes[-1]} images per class. Grey: the mean place in "
-        "the box, without looking. Star: what the paper prints."
-    )  # fmt: skip
-    axes = figure.subplots(1, 3)
-    for number, result in enumerate(results):
-        title = TITLES.get(result["row"], result["row"])
-        look = {"color": colour_of(number), "label": title}
-        _fewshot_curves(axes, result, sizes, "", look)
-        known = FEWSHOT_PUBLISHED.get(result["row"], {}) if result["split"] == "val" else {}
-        for place, size in enumerate(sizes):
-            value = known.get(f"pck@0.1 bbox, {size} per class")
-            if value is not None:
-                star = look | {"label": f"{title}, published"}
-                axes[1].plot([place], [value], linestyle="", marker="*", markersize=9, **star)
-    control = {"color": GREY, "label": CONTROL, "linestyle": "--"}
-    _fewshot_curves(axes, results[0], sizes, f"{CONTROL} ", control)
-    for axis, title in zip(axes[:2], ("PCK area", "PCK@0.1, percent"), strict=True):
-        axis.set(title=title, xlabel="annotated images per class")
-        axis.set_xticks(range(len(sizes)), sizes)
-    title = f"PCK, percent, {sizes[-1]} images per class"
-    axes[2].set(title=title, xlabel="alpha", xlim=(0, 0.5), ylim=(0, 100))
-    handles, labels = axes[1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)))
-    return figure
-
-
-def _fewshot_curves(
-    axes: Sequence[Axes], result: Result, sizes: list[str], prefix: str, look: dict[str, Any]
-) -> None:
-    own = [size for size in sizes if size in sizes_of(result)]
-    places = [sizes.index(size) for size in own]
-    for axis, measure in zip(axes[:2], ("pck area bbox", "pck@0.1 bbox"), strict=True):
-        names = [f"{prefix}{measure}, {size} per class" for size in own]
-        means = [result["metrics"][name] for name in names]
-        deviations = [result["metrics"].get(f"{name}, sd over seeds") or 0.0 for name in names]
-        axis.plot(places, means, marker="o", markersize=3.5, **look)
-        low = [mean - sd for mean, sd in zip(means, deviations, strict=True)]
-        high = [mean + sd for mean, sd in zip(means, deviations, strict=True)]
-        axis.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
-    curve = result["pck_curves"].get(f"{prefix}{sizes[-1]} per class")
-    if curve:
-        axes[2].plot(result["pck_curves"]["alpha"], [100 * share for share in curve], **look)

@@ -1,11 +1,10 @@
-"""Figures of results: PCR over threshold, mIoU over k, PCK over training time; pairs' keypoints.
+"""Figures of results: PCR over threshold, mIoU over k; pairs' keypoints.
 
 results/ as tables and figures: markdown, PNG and one page that needs nothing else.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,9 @@ from surefeat.show.style import (
 
 try:
     from matplotlib import colormaps, rc_context
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
-
-# What benchmarks/experiments/training_curve.py measures, and how the figure calls it.
-_ROUTES = {"nearest": "nearest neighbour", "voting": "voting"}
 
 
 @rc_context(STYLE)
@@ -101,67 +96,6 @@ def pck_figure(results: Sequence[dict[str, Any]]) -> Figure:
     axes.set(xlabel="percent of keypoints", ylim=(-0.5, len(results) - 0.5))
     axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1))
     return figure
-
-
-@rc_context(STYLE)
-def accuracy_over_time(result: dict[str, Any]) -> Figure:
-    """PCK@0.1 over seconds of training, a curve per route; the steps stand above."""
-    stages = result["metrics"].get("stages")
-    if not stages:
-        raise ValueError(
-            "no training stages to draw; write them with benchmarks/experiments/training_curve.py"
-        )
-    figure = new_figure(
-        3.6, f"Keypoints matched right on {result['benchmark']} {result['split']} over the seconds "
-        "that the steps took; dashed, where the shipped model stops."
-    )  # fmt: skip
-    axis = figure.subplots()
-    seconds = [stage["seconds"] for stage in stages]
-    shipped = result["metrics"]["shipped steps"]
-    for colour, (route, name) in zip(PALETTE[:2], _ROUTES.items(), strict=True):
-        values = [stage["pck"][route] for stage in stages]
-        axis.plot(seconds, values, "o-", color=colour, markersize=4, label=name)
-        axis.annotate(
-            name, (seconds[-1], values[-1]), (9, 0), textcoords="offset points", color=colour,
-            fontweight="bold", va="center", annotation_clip=False,
-        )  # fmt: skip
-        for stage, value in zip(stages, values, strict=True):
-            if stage["step"] in (stages[0]["step"], shipped):
-                axis.annotate(
-                    f"{value:.1f}", (stage["seconds"], value), (6, -5),
-                    textcoords="offset points", color=colour, va="top",
-                )  # fmt: skip
-    _step_axis(axis, stages, shipped=shipped)
-    axis.set(xlabel=f"seconds of training, {result['hardware']}", ylabel="PCK@0.1, percent")
-    axis.set_xlim(-0.012 * seconds[-1], 1.012 * seconds[-1])
-    axis.margins(y=0.12)
-    return figure
-
-
-def _step_axis(axis: Axes, stages: Sequence[dict[str, Any]], *, shipped: int) -> None:
-    """The steps above their seconds, where there is room for them, and a line at the shipped."""
-    above = axis.secondary_xaxis("top")
-    above.set_xticks([stage["seconds"] for stage in stages], _spaced(stages), color=GREY)
-    above.set_xlabel("steps", loc="left", color=GREY)
-    above.spines["top"].set_visible(False)
-    for stage in stages:
-        if stage["step"] == shipped:
-            axis.axvline(stage["seconds"], color=GREY, linewidth=1, linestyle="--", zorder=1)
-            axis.annotate(
-                f"shipped model: {shipped} steps, {stage['seconds']:.0f} s", (stage["seconds"], 0),
-                (6, 6), xycoords=("data", "axes fraction"), textcoords="offset points", color=GREY,
-            )  # fmt: skip
-
-
-def _spaced(stages: Sequence[dict[str, Any]]) -> list[str]:
-    """The steps as labels, empty where one would run into the label before it."""
-    labels: list[str] = []
-    room, last = 0.04 * stages[-1]["seconds"], -math.inf
-    for stage in stages:
-        fits = stage["seconds"] - last >= room
-        labels.append(f"{stage['step']:,}" if fits else "")
-        last = stage["seconds"] if fits else last
-    return labels
 
 
 @rc_context(STYLE)

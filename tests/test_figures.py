@@ -1,14 +1,21 @@
-"""Figures of results draw the numbers of their files."""
+"""The figures of docs/ show the numbers of their files."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from surefeat.show.results import accuracy_over_time
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+sys.path.insert(0, str(DOCS))
+
+from figures import FIGURES, RESULTS, accuracy_over_time, main  # noqa: E402
+
+from surefeat.measure.tables import TITLES, read_fewshot, sizes_of  # noqa: E402
 
 # Step, seconds, nearest, voting: no measurement, only different from each other.
 STAGES = [(0, 0.0, 41.0, 61.0), (10, 0.2, 50.0, 66.0), (20, 4.0, 60.0, 68.0), (40, 9.0, 63.0, 69.0)]
@@ -65,3 +72,24 @@ def test_a_result_without_stages_says_how_to_get_them(metrics: dict[str, Any]) -
         ValueError, match=r"write them with benchmarks/experiments/training_curve\.py"
     ):
         accuracy_over_time(result() | {"metrics": metrics})
+
+
+def test_every_picture_of_the_pages_has_a_figure() -> None:
+    assert {path.stem for path in DOCS.glob("*.png")} == FIGURES.keys()
+
+
+def test_figures_are_drawn_from_the_stored_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["calibration", "regions", "fewshot", "training", "conventions"]
+    monkeypatch.setattr(sys, "argv", ["figures.py", *names, "--out", str(tmp_path)])
+    main()
+    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+def test_the_curve_of_a_row_has_the_values_of_its_result() -> None:
+    (result,) = (each for each in read_fewshot(RESULTS / "pascal3d") if each["row"] == "ours")
+    lines = {line.get_label(): line for line in FIGURES["fewshot"]().axes[1].get_lines()}
+    curve = lines[TITLES.get("ours", "ours")]
+    shown = [result["metrics"][f"pck@0.1 bbox, {size} per class"] for size in sizes_of(result)]
+    assert list(curve.get_ydata()) == pytest.approx(shown)

@@ -1,9 +1,8 @@
-"""`python docs/draw_conventions.py` draws conventions.png with numbers computed by the package."""
+"""The drawing of conventions.md, with numbers computed by the package; figures.py saves it."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -246,7 +245,3 @@ def conventions() -> Figure:
         figure.add_axes((right + 0.32, 0.15, 0.125, 0.22)),
     )
     return figure
-
-
-if __name__ == "__main__":
-    conventions().savefig(Path(__file__).with_name("conventions.png"), dpi=160)
