@@ -70,10 +70,10 @@ PHOTOS: dict[str, Callable[[], Any]] = {
     "photographer": lambda: data.camera()[60:402],
 }  # fmt: skip
 
-# Of the astronaut: eyes, nose, mouth, chin, ears, hair, neck, mission patch, name tag.
+# Of the astronaut: eyes, nose, mouth, chin, cheeks, forehead, hair, collar, patch, name tag.
 POINTS = [
-    [203, 115], [250, 115], [223, 140], [201, 166], [244, 160], [224, 192], [180, 135], [270, 133],
-    [222, 62], [205, 255], [150, 370], [285, 330],
+    [203, 100], [248, 102], [223, 126], [207, 144], [241, 142], [224, 182], [184, 128], [268, 128],
+    [222, 74], [226, 34], [205, 255], [170, 388], [306, 356],
 ]  # fmt: skip
 
 # What benchmarks/experiments/training_curve.py measures, and how the figure calls it.
