@@ -34,7 +34,8 @@ from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import read_coco
 from surefeat.match.proposals import propose
 from surefeat.match.regions import LOWER_WEIGHT
-from surefeat.measure.tables import CONTROL, FEWSHOT_PUBLISHED, TITLES, read_fewshot, sizes_of
+from surefeat.measure.results import Score
+from surefeat.measure.tables import CONTROL, TITLES, published, read_fewshot, sizes_of
 from surefeat.show.objects import keypoints as object_keypoints
 from surefeat.show.results import region_figure
 from surefeat.show.style import (
@@ -241,10 +242,10 @@ def fewshot_figure(results: Sequence[dict[str, Any]]) -> Figure:
         title = TITLES.get(result["row"], result["row"])
         look = {"color": colour_of(number), "label": title}
         draw_fewshot_row(axes, result, sizes, "", look)
-        known = FEWSHOT_PUBLISHED.get(result["row"], {}) if result["split"] == "val" else {}
         for place, size in enumerate(sizes):
-            value = known.get(f"pck@0.1 bbox, {size} per class")
-            if value is not None:
+            score = Score("pck", alpha=0.1, rule="bbox", images=size)
+            value = published(result["row"], "pascal3d", score)
+            if value is not None and result["split"] == "val":
                 star = look | {"label": f"{title}, published"}
                 axes[1].plot([place], [value], linestyle="", marker="*", markersize=9, **star)
     control = {"color": GREY, "label": CONTROL, "linestyle": "--"}

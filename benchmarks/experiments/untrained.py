@@ -30,7 +30,6 @@ from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import flow_from_regions, transfer_points
 from surefeat.match.regions import POOLED, Pooled, region_scores
 from surefeat.match.sd_filter import sd_filter
-from surefeat.measure.compare import resampled_means
 from surefeat.measure.evaluate import some_pairs
 from surefeat.measure.matching import to_square
 from surefeat.measure.material import (
@@ -41,7 +40,7 @@ from surefeat.measure.material import (
     prepare_material,
 )
 from surefeat.measure.protocol import Protocol
-from surefeat.measure.results import read_result
+from surefeat.measure.results import pck_score, read_result, resampled_means
 from surefeat.measure.rows import (
     UNTRAINED,
     Row,
@@ -50,7 +49,7 @@ from surefeat.measure.rows import (
     imagenet_trunk,
     run_taps,
 )
-from surefeat.measure.tables import PUBLISHED, PUBLISHED_AS
+from surefeat.measure.tables import published
 from surefeat.model.features import Features, bin_regions, pool_bins
 
 ALPHA = 0.1
@@ -189,7 +188,7 @@ def stored(folder: Path) -> dict[str, Any]:
             route: [v for v in pairs[f"{route} pck@0.1 scnet"] if v is not None]
             for route in ("flow", "small-first")
         }
-        found[name] = {"published": PUBLISHED[PUBLISHED_AS[name]]} | {
+        found[name] = {"published": published(name, "pf-pascal", pck_score("flow", "scnet"))} | {
             route: with_errors(values, routes["flow"]) for route, values in routes.items()
         }
     return found

@@ -17,9 +17,9 @@ from surefeat.keypoints.head import KeypointHead
 from surefeat.measure import fewshot, fewshot_views
 from surefeat.measure.fewshot import measure_row, train_round
 from surefeat.measure.fewshot_data import Material, prepare_material
-from surefeat.measure.results import read_result
+from surefeat.measure.results import Score, read_result
 from surefeat.measure.rows import untrained_row
-from surefeat.measure.tables import fewshot_class_table, read_fewshot, round_table
+from surefeat.measure.tables import class_table, read_fewshot, round_table
 from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
 from tiny import SETTINGS, colours, oracle, write_benchmark, write_photos
@@ -181,7 +181,7 @@ def test_other_settings_do_not_read_the_old_cache(material: Material, result: Pa
 
 def test_tables_show_rows_spread_and_control(result: Path) -> None:
     results = read_fewshot(result.parent)
-    table = round_table(results)
+    table = round_table(results, Score("pck", alpha=0.1, rule="bbox"))
     metrics = results[0]["metrics"]
     assert table[0] == ["images per class", "1", "3", "all"]
     name = "pck@0.1 bbox, 3 per class"
@@ -189,7 +189,7 @@ def test_tables_show_rows_spread_and_control(result: Path) -> None:
     assert table[1][2] == f"{metrics[name]:.1f} ± {spread:.1f}"
     assert [line[0] for line in table[2:]] == ["mean position (control)", "resnet50-hc, published"]
     assert table[3][3] == "54.7"
-    by_class = fewshot_class_table(results, measure="pck area bbox")
+    by_class = class_table(results, Score("pck area", rule="bbox", images="all"))
     assert by_class[0] == ["row", "cart", "kite", "mean"]
     assert by_class[1][3] == f"{metrics['pck area bbox, all per class']:.3f}"
     with pytest.raises(ValueError, match="holds no results of dev"):

@@ -60,9 +60,7 @@ def test_a_result_says_what_was_measured_and_how(
             "voting auroc margin"} <= result["metrics"].keys()  # fmt: skip
     assert len(result["curves"]["pcr"]) == 101
     assert len(result["curves"]["miou"]) == 100
-    per_pair = result["pairs"]["nearest pck@0.1 img"]
-    expected = result["metrics"]["nearest pck@0.1 img"]
-    assert sum(per_pair) / len(per_pair) == pytest.approx(expected, abs=1e-3)
+    assert result["pairs"]["points"] == [int(pair.visible.sum()) for pair in pairs]
     names = {pair.category for pair in pairs}
     assert result["by_class"]["flow pck@0.1 img"].keys() == names
 
@@ -167,8 +165,7 @@ def test_evaluate_gives_what_the_files_hold(
     assert found.metrics == found.results[1]["metrics"]
     head, _, ours, again, identity = found.table().splitlines()
     shown = f"| {found.metrics['nearest pck@0.1 img']:.1f} |"
-    assert head.startswith("| row |")
-    assert "| nearest |" in head
+    assert head.startswith("| row | nearest neighbour img@0.1 |")
     assert ours.startswith("| ours |")
     assert again.startswith("| again |")
     assert shown in ours
@@ -184,6 +181,6 @@ def test_a_result_file_is_small_and_json(
 ) -> None:
     run(tmp_path)
     text = (tmp_path / "pairs-test-mine.json").read_text()
-    assert len(text) < 40_000
+    assert len(text) < 60_000
     assert json.loads(text)["row"] == "mine"
     assert len(text.splitlines()) < 40

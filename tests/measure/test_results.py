@@ -10,10 +10,21 @@ import pytest
 import torch
 
 from surefeat.cli.main import main
-from surefeat.measure.compare import compare, difference, difference_table, paired
-from surefeat.measure.results import NEEDED, read_result, write_result
-from surefeat.measure.tables import groups, main_table, markdown
+from surefeat.measure.results import (
+    NEEDED,
+    Score,
+    compare,
+    difference,
+    pair_values,
+    paired,
+    pck_score,
+    read_result,
+    write_result,
+)
+from surefeat.measure.tables import difference_table, markdown
 from tiny import SIZE, write_model, write_pairs
+
+FLOW = pck_score("flow", "scnet")
 
 
 def result(row: str, values: list[float | None], **more: Any) -> dict[str, Any]:
@@ -35,18 +46,18 @@ def test_a_constant_gain_is_certain() -> None:
 
 def test_two_opposite_changes_prove_nothing() -> None:
     """Resampled means of +1 and -1 are -1, 0 and 1 with 1/4, 1/2, 1/4."""
-    found = difference("m", torch.tensor([[0.0, 1.0], [0.0, -1.0]], dtype=torch.float64))
+    found = difference(FLOW, torch.tensor([[0.0, 1.0], [0.0, -1.0]], dtype=torch.float64))
     assert (found.difference, found.low, found.high, found.chance) == (0, -1, 1, 1)
 
 
 def test_chance_is_what_counting_all_resamples_gives() -> None:
     """Of three pairs one gains: all 27 draws miss it 8 times, and never lose."""
     values = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 5.0]], dtype=torch.float64)
-    found = difference("m", values)
+    found = difference(FLOW, values)
     assert found.chance == pytest.approx(2 * 8 / 27, abs=0.03)
     assert (found.low, found.high) == (0, 3)
-    assert difference("m", values) == found
-    assert difference("m", values, seed=1) != found
+    assert difference(FLOW, values) == found
+    assert difference(FLOW, values, seed=1) != found
 
 
 def test_pairs_without_a_value_are_left_out() -> None:
@@ -68,7 +79,7 @@ def test_results_of_different_pairs_are_not_compared(change: dict[str, Any], mes
 
 def test_the_comparison_reads_as_a_table() -> None:
     found = compare(result("a", [10.0, 20.0]), result("b", [11.0, 21.0]))
-    assert difference_table(found, ("a", "b")).splitlines()[2] == (
+    assert markdown(difference_table(found, ("a", "b"))).splitlines()[2] == (
         "| flow pck@0.1 scnet | 15.0 | 16.0 | 1.0 | 1.0 to 1.0 | 0.000 | 2 |"
     )
 
@@ -92,18 +103,47 @@ def test_numbers_are_rounded_and_nan_becomes_null(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["metrics"] == {"a": 0.3333, "b": None, "c": 2}
 
 
-def test_the_table_has_the_rows_by_rising_pck_beside_the_published_number() -> None:
-    metrics = {"flow pck@0.1 scnet": 63.04, "pcr area": 0.4321,
-               "identity pck@0.1 scnet": 37.0}  # fmt: skip
-    better = result("ours", [66.0])
-    worse = result("resnet50-hc", [1.0], metrics=metrics)
-    (group,) = groups([better, worse]).values()
-    lines = markdown(main_table(group)).splitlines()
-    assert lines[2].startswith("| resnet50-hc | 63.0 |  |")
-    assert lines[2].endswith("| 0.432 |  | 64.0 |")
-    assert lines[3].startswith("| ours | 66.0 |")
-    assert lines[3].endswith("| 66.5 |")
-    assert "| 37.0 |" in lines[4]
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [
+        ("voting pck@0.1 scnet", Score("pck", "voting", 0.1, "scnet")),
+        ("pck@0.05 bbox, all per class", Score("pck", "", 0.05, "bbox", images="all")),
+        ("shifted wide-voting pck@0.15 bbox-kp per point",
+         Score("pck", "wide-voting", 0.15, "bbox-kp", shifted=True, per_point=True)),
+        ("mean position pck area bbox, 10 per class, sd over seeds",
+         Score("pck area", "mean position", rule="bbox", images="10", spread=True)),
+        ("shifted nearest auroc margin", Score("auroc", "nearest", sign="margin", shifted=True)),
+        ("pcr area by class", Score("pcr area by class")),
+        ("shifted mean iou", Score("mean iou", shifted=True)),
+        ("true matches: actual loss", Score("true matches: actual loss")),
+    ],
+)  # fmt: skip
+def test_a_score_is_written_and_read_by_its_name(name: str, score: Score) -> None:
+    assert str(score) == name
+    assert Score.parse(name) == score
+
+
+@pytest.mark.parametrize("name", ["voting pck@0.1", "voting", "pck", "flow pck@0.1 scnet, twice"])
+def test_what_is_no_score_is_not_read_as_one(name: str) -> None:
+    with pytest.raises(ValueError, match="is no score"):
+        Score.parse(name)
+
+
+def test_a_score_is_shown_by_its_kind_not_by_its_size() -> None:
+    """0.8 percent of the keypoints is 0.8, and an area of 1 is 1.000."""
+    assert FLOW.shown(0.8) == "0.8"
+    assert FLOW.shown(100.0) == "100.0"
+    assert Score("pcr area").shown(1.0) == "1.000"
+    assert Score("auroc", "voting", sign="score").shown(0.5) == "0.500"
+    assert FLOW.shown(None) == ""
+
+
+def test_pairs_hold_counts_of_right_points_and_older_files_shares() -> None:
+    new = {"pairs": {"points": [4, 5, 2], str(FLOW): [1, None, 2], "mean iou": [0.5, None, 0.1]}}
+    assert pair_values(new, FLOW) == [25, None, 100]
+    assert pair_values(new, Score("mean iou")) == [0.5, None, 0.1]
+    assert pair_values({"pairs": {str(FLOW): [25.0, None]}}, FLOW) == [25.0, None]
+    assert pair_values(new, pck_score("voting", "scnet")) == []
 
 
 def test_the_commands_measure_compare_and_draw(
@@ -129,7 +169,8 @@ def test_the_commands_measure_compare_and_draw(
     }  # fmt: skip
     text = (tmp_path / "tables" / "results.md").read_text()
     assert "| hog |" in text
-    assert "### flow, all conventions" in text
+    assert "### regions, flow, all rules" in text
+    assert max(line.count("|") for line in text.splitlines()) <= 13
     main(["data", "show", "pairs", str(pairs), "--out", str(tmp_path / "p.png"), "--count", "2"])
     assert "2 of 3 pairs" in capsys.readouterr().out
     assert (tmp_path / "p.png").stat().st_size > 5000

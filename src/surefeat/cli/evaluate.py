@@ -64,16 +64,15 @@ class EvaluateFewShot:
         self._show(paths)
 
     def _show(self, paths: list[Path]) -> None:
-        from surefeat.measure.results import read_result
-        from surefeat.measure.tables import FewShotMeasure, markdown, round_table
+        from surefeat.measure.results import Score, read_result
+        from surefeat.measure.tables import markdown, round_table
 
         results = [read_result(path) for path in paths]
         if self.json:
             print(json.dumps({result["row"]: result["metrics"] for result in results}))
             return
-        measures: tuple[FewShotMeasure, ...] = ("pck@0.1 bbox", "pck area bbox")
-        for measure in measures:
-            print(f"{measure}, mean of classes\n\n{markdown(round_table(results, measure))}")
+        for score in (Score("pck", alpha=0.1, rule="bbox"), Score("pck area", rule="bbox")):
+            print(f"{score}, mean of classes\n\n{markdown(round_table(results, score))}")
         print("written:", *paths)
 
 
@@ -127,12 +126,14 @@ class EvaluateParts:
 
     def run(self) -> None:
         from surefeat.data.drawn import draw_many
+        from surefeat.data.drawn_categories import CATEGORIES
         from surefeat.measure.parts import check_parts
         from surefeat.model.network import DenseFeatures
 
         instances = draw_many(self.count, size=self.size, seed=self.seed)
-        found = check_parts(DenseFeatures.from_pretrained(self.model), instances)
-        say(asdict(found), to_script=self.json)
+        check = asdict(check_parts(DenseFeatures.from_pretrained(self.model), instances))
+        by_name = {CATEGORIES[n].name: share for n, share in check["by_category"].items()}
+        say(check | {"by_category": by_name}, to_script=self.json)
 
 
 @dataclass(frozen=True)
@@ -192,13 +193,14 @@ class EvaluateMatching:
 
     def _show(self, paths: list[Path]) -> None:
         from surefeat.measure.results import read_result
-        from surefeat.measure.tables import main_table, markdown
+        from surefeat.measure.tables import main_table, markdown, transposed
 
         results = [read_result(path) for path in paths]
         if self.json:
             print(json.dumps({result["row"]: result["metrics"] for result in results}))
             return
-        print(markdown(main_table(results)))
+        print(f"PCK in percent, within 0.1 by the {results[0]['rule']} rule unless said\n")
+        print(markdown(transposed(main_table(results))))
         print("written:", *paths)
 
 
@@ -216,15 +218,16 @@ class EvaluateCompare:
     """Print the differences as JSON."""
 
     def run(self) -> None:
-        from surefeat.measure.compare import compare, difference_table
-        from surefeat.measure.results import read_result
+        from surefeat.measure.results import compare, read_result
+        from surefeat.measure.tables import difference_table, markdown
 
         results = (read_result(self.first), read_result(self.second))
-        found = compare(*results, seed=self.seed)
+        differences = compare(*results, seed=self.seed)
         if self.json:
-            print(json.dumps([asdict(each) for each in found]))
+            print(json.dumps([one.to_dict() for one in differences]))
         else:
-            print(difference_table(found, (results[0]["row"], results[1]["row"])))
+            names = (results[0]["row"], results[1]["row"])
+            print(markdown(difference_table(differences, names)))
 
 
 @dataclass(frozen=True)

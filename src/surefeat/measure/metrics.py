@@ -38,6 +38,8 @@ class PckResult:
     """Share over all pairs' keypoints together."""
     by_category: Mapping[str, tuple[float, ...]]
     """per_image within each category."""
+    right: tuple[tuple[int, ...], ...]
+    """Of every pair, how many of its visible keypoints are right at each alpha."""
     pairs: int
     points: int
 
@@ -146,6 +148,7 @@ def pck_over_pairs(
         per_image=_floats(shares.mean(0)),
         per_point=_floats(torch.cat(right, dim=1).mean(-1)),
         by_category={name: _floats(mean) for name, mean in _mean_by(shares, names).items()},
+        right=tuple(tuple(each.sum(-1).int().tolist()) for each in right),
         pairs=len(pairs),
         points=sum(each.shape[1] for each in right),
     )

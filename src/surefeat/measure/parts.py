@@ -12,6 +12,7 @@ from torch import Tensor
 from surefeat.core.geometry import cell_centres
 from surefeat.core.ranking import auroc
 from surefeat.data.drawn import Instance, correspondences
+from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 
@@ -45,10 +46,15 @@ def check_parts(model: DenseFeatures, instances: Sequence[Instance]) -> PartChec
                 continue
             points0, points1 = correspondences(first, second)
             if len(points0):
-                found = nearest(features[i], features[j], points0)
-                right = (found - points1).norm(dim=1) < 0.1 * side
+                points = nearest(features[i], features[j], points0)
+                right = (points - points1).norm(dim=1) < 0.1 * side
                 hits.setdefault(first.category, []).append(right.float().mean().item())
     every = [value for values in hits.values() for value in values]
+    if not every:
+        raise ValueError(
+            f"no two of the {len(instances)} instances show common parts of one category; draw "
+            f"more, at least {2 * len(CATEGORIES)}"
+        )
     return PartCheck(
         accuracy=sum(every) / len(every),
         by_category={c: sum(v) / len(v) for c, v in sorted(hits.items())},
@@ -72,14 +78,14 @@ def nearest(features0: Features, features1: Features, points0: Tensor) -> Tensor
 def _object_aurocs(features: Sequence[Features], instances: Sequence[Instance]) -> dict[str, float]:
     """AUROC of confidence and of two baselines for telling object from background cells."""
     columns: list[Tensor] = []
-    for item, found in zip(instances, features, strict=True):
-        size = (found.confidence.shape[0], found.confidence.shape[1])
+    for item, one in zip(instances, features, strict=True):
+        size = (one.confidence.shape[0], one.confidence.shape[1])
         # A cell is object or background by its centre's neighbourhood; mixed cells do not count.
         share = F.adaptive_avg_pool2d(item.mask[None].float(), size)[0]
         grid = torch.stack(torch.meshgrid(*(torch.linspace(-1, 1, n) for n in size), indexing="ij"))
         closeness = -grid.square().sum(0)
         edges = F.adaptive_avg_pool2d(_gradient_energy(item.image)[None], size)[0]
-        columns.append(torch.stack([share, found.confidence.cpu(), edges, closeness]).flatten(1))
+        columns.append(torch.stack([share, one.confidence.cpu(), edges, closeness]).flatten(1))
     share, confidence, edges, closeness = torch.cat(columns, dim=1)
     clear = (share > 0.9) | (share < 0.1)
     truth = share[clear] > 0.5

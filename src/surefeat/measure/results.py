@@ -1,17 +1,18 @@
-"""Records -> a result: every metric under a name that says its convention, written as one file.
+"""Results: what a score is called, how a row's records become one file, and two of them compared.
 
-Names: "flow pck@0.1 scnet" is the mean per pair, in percent, by the paper's route; "... per point"
-the share of all points; "shifted ..." the same with image 1 shifted; areas are in [0, 1].
+Every number of a result has a Score for a name, which says its route, its rule and what else it
+takes to compare it. PCK is in percent, everything else lies in [0, 1].
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -35,9 +36,93 @@ NEEDED = ("row", "benchmark", "split", "metrics", "config", "weights_sha256", "c
 RATED_ALPHA = 0.1
 """A match counts as right within this when its score or confidence is judged."""
 
+Kind = Literal[
+    "pck", "pck area", "auroc", "aurc", "pcr area", "pcr area by class", "miou area", "mean iou",
+    "true matches: predicted loss", "true matches: actual loss", "true matches: calibration error",
+]  # fmt: skip
+
+Sign = Literal["score", "margin", "confidence"]
+"""What a row says of its own matches."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a number of a result is: str() gives its name in files, `Score.parse` reads it."""
+
+    kind: Kind
+    route: str = ""
+    """How points were matched: a Measure, or a control: identity, mean position (few-shot)."""
+    alpha: float | None = None
+    """Of pck."""
+    rule: Convention | None = None
+    """Of pck and its area."""
+    sign: Sign | None = None
+    """What auroc and aurc rank matches by."""
+    shifted: bool = False
+    """Image 1 was shifted, so that knowing the place does not help."""
+    per_point: bool = False
+    """Share of all points, not mean of the pairs' shares."""
+    images: str = ""
+    """Few-shot: annotated images per class, a number or "all"."""
+    spread: bool = False
+    """The deviation over seeds, not the mean."""
+
+    def __str__(self) -> str:
+        parts = ["shifted" if self.shifted else "", self.route]
+        parts.append(self.kind if self.alpha is None else f"{self.kind}@{self.alpha:g}")
+        parts += [self.rule or "", self.sign or "", "per point" if self.per_point else ""]
+        name = " ".join(part for part in parts if part)
+        name += f", {self.images} per class" if self.images else ""
+        return name + (", sd over seeds" if self.spread else "")
+
+    @classmethod
+    def parse(cls, name: str) -> Score:
+        """The score with this name; ValueError if there is none."""
+        match = _NAME.fullmatch(name)
+        parts: dict[str, Any] = match.groupdict(default="") if match else {"kind": ""}
+        needed = {"pck": {"alpha", "rule"}, "pck area": {"rule"}, "auroc": {"sign"},
+                  "aurc": {"sign"}}.get(parts["kind"], set())  # fmt: skip
+        if match is None or {key for key in ("alpha", "rule", "sign") if parts[key]} != needed:
+            raise ValueError(f"{name!r} is no score; they are called as 'voting pck@0.1 scnet'")
+        return cls(
+            parts["kind"], parts["route"], float(parts["alpha"]) if parts["alpha"] else None,
+            parts["rule"] or None, parts["sign"] or None, bool(parts["shifted"]),
+            bool(parts["per_point"]), parts["images"], bool(parts["spread"]),
+        )  # fmt: skip
+
+    def shown(self, value: float | None) -> str:
+        """For a table: percent with one decimal, areas and the like with three; "" for None."""
+        if value is None:
+            return ""
+        return f"{value:.1f}" if self.kind == "pck" else f"{value:.3f}"
+
+    def of(self, result: Result) -> float | None:
+        """Its value in a result; None where it was not measured."""
+        value: float | None = result["metrics"].get(str(self))
+        return value
+
+
+def _either(names: Sequence[str]) -> str:
+    return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+
+
+_NAME = re.compile(
+    rf"(?P<shifted>shifted )?(?:(?P<route>[a-z -]+?) )?(?P<kind>{_either(get_args(Kind))})"
+    rf"(?:@(?P<alpha>[0-9.]+))?(?: (?P<rule>{_either(CONVENTIONS)}))?"
+    rf"(?: (?P<sign>{_either(get_args(Sign))}))?(?P<per_point> per point)?"
+    r"(?:, (?P<images>\w+) per class)?(?P<spread>, sd over seeds)?"
+)
+
+
+def pck_score(
+    route: str, rule: Convention, *, alpha: float = RATED_ALPHA, shifted: bool = False
+) -> Score:
+    """PCK by a route and a rule, mean of the pairs' shares."""
+    return Score("pck", route, alpha=alpha, rule=rule, shifted=shifted)
+
 
 def result_of(records: Sequence[Record], material: Material, *, rated: bool) -> Result:
-    """All metrics of a row's records, which are those of the material's cases in their order.
+    """All scores of a row's records, which are those of the material's cases in their order.
 
     rated: the row predicts confidence, whose own quality is measured too.
     """
@@ -61,85 +146,98 @@ def result_of(records: Sequence[Record], material: Material, *, rated: bool) -> 
         if both:
             _add_variant(result, variant, [b[0] for b in both], [b[1] for b in both], material)
     if rated and any("loss" in record for record in records):
-        losses = [record["loss"] for record in records if record["variant"] == "plain"]
-        predicted, actual = (
-            torch.tensor([value for each in losses for value in each[key]])
-            for key in ("predicted", "actual")
-        )
-        gap = expected_calibration_error(predicted, actual)
-        result["metrics"]["true matches: predicted loss"] = float(predicted.mean())
-        result["metrics"]["true matches: actual loss"] = float(actual.mean())
-        result["metrics"]["true matches: calibration error"] = gap
+        _add_losses(result, records)
     return result
 
 
 def _add_variant(
     result: Result, variant: Variant, records: list[Record], cases: list[Case], material: Material
 ) -> None:
-    prefix = "" if variant == "plain" else "shifted "
+    shifted = variant == "shifted"
+    prefix = "shifted " if shifted else ""
     pairs = [_common(case.pair) for case in cases]
-    result["counts"] |= {
-        f"{prefix}pairs": len(pairs),
-        f"{prefix}points": sum(len(pair.points0) for pair in pairs),
-    }
-    rule, alphas = material.benchmark.rule, material.protocol.alphas
-    for name in ("identity", *POINT_MEASURES):
-        if name in records[0]:
-            found = [torch.tensor(record[name]["points"]) for record in records]
-            _add_pck(result, f"{prefix}{name}", found, pairs, rule=rule, alphas=alphas)
-            title = f"{prefix}{name} pck@{RATED_ALPHA:g} {rule}"
-            shares = [100 * float(each.mean()) for each in _right(found, pairs, rule)]
-            result["pairs"][title] = _by_pair(shares, cases, material)
-            if name in ("nearest", "voting", "wide-voting"):
-                _add_ranking(result, f"{prefix}{name}", name, records, found, pairs, rule)
+    points = [len(pair.points0) for pair in pairs]
+    result["counts"] |= {f"{prefix}pairs": len(pairs), f"{prefix}points": sum(points)}
+    result["pairs"][f"{prefix}points"] = _by_pair(points, cases, material)
+    for route in ("identity", *POINT_MEASURES):
+        if route in records[0]:
+            predicted = [torch.tensor(record[route]["points"]) for record in records]
+            score = Score("pck", route, shifted=shifted)
+            _add_pck(result, score, predicted, pairs, cases, material)
+            if "score" in records[0][route]:
+                _add_ranking(result, score, records, predicted, pairs)
     if "iou_by_rank" in records[0]:
-        _add_regions(result, prefix, records, cases)
+        _add_regions(result, shifted, records, cases)
         means = [_mean(record["iou_by_rank"]) for record in records]
-        result["pairs"][f"{prefix}mean iou"] = _by_pair(means, cases, material)
+        name = str(Score("mean iou", shifted=shifted))
+        result["pairs"][name] = _by_pair(means, cases, material)
 
 
 def _add_pck(
-    result: Result, name: str, found: list[Tensor], pairs: list[Pair], *, rule: Convention,
-    alphas: Sequence[float],
+    result: Result, score: Score, predicted: list[Tensor], pairs: list[Pair], cases: list[Case],
+    material: Material,
 ) -> None:  # fmt: skip
-    for convention in CONVENTIONS:
-        if convention == "bbox" and any(pair.box1 is None for pair in pairs):
+    """By every rule and alpha: means, and how many points of each pair are right."""
+    alphas = material.protocol.alphas
+    for rule in CONVENTIONS:
+        if rule == "bbox" and any(pair.box1 is None for pair in pairs):
             continue
-        scored = pck_over_pairs(found, pairs, convention=convention, alphas=alphas)
+        scored = pck_over_pairs(predicted, pairs, convention=rule, alphas=alphas)
         for index, alpha in enumerate(alphas):
-            title = f"{name} pck@{alpha:g} {convention}"
-            result["metrics"][title] = 100 * scored.per_image[index]
-            result["metrics"][f"{title} per point"] = 100 * scored.per_point[index]
-            if convention == rule and math.isclose(alpha, RATED_ALPHA):
-                result["by_class"][title] = {
+            one = replace(score, rule=rule, alpha=alpha)
+            result["metrics"][str(one)] = 100 * scored.per_image[index]
+            result["metrics"][str(replace(one, per_point=True))] = 100 * scored.per_point[index]
+            right = [counts[index] for counts in scored.right]
+            result["pairs"][str(one)] = _by_pair(right, cases, material)
+            if rule == material.benchmark.rule and math.isclose(alpha, RATED_ALPHA):
+                result["by_class"][str(one)] = {
                     key: 100 * shares[index] for key, shares in scored.by_category.items()
                 }
 
 
 def _add_ranking(
-    result: Result, title: str, name: str, records: list[Record], found: list[Tensor],
-    pairs: list[Pair], rule: Convention,
-) -> None:  # fmt: skip
+    result: Result, score: Score, records: list[Record], predicted: list[Tensor], pairs: list[Pair]
+) -> None:
     """How well score, margin and confidence tell right from wrong matches."""
-    right = torch.cat(_right(found, pairs, rule)).bool()
-    for sign in ("score", "margin", "confidence"):
-        if sign in records[0][name]:
-            values = torch.tensor([v for record in records for v in record[name][sign]])
-            result["metrics"][f"{title} auroc {sign}"] = auroc(values, right)
-            result["metrics"][f"{title} aurc {sign}"] = risk_coverage(values, right).area
+    right = torch.cat(_right(predicted, pairs, result["rule"]))
+    signs: tuple[Sign, ...] = get_args(Sign)
+    for sign in signs:
+        if sign in records[0][score.route]:
+            values = torch.tensor([v for record in records for v in record[score.route][sign]])
+            area = replace(score, kind="auroc", sign=sign)
+            result["metrics"][str(area)] = auroc(values, right)
+            risk = replace(score, kind="aurc", sign=sign)
+            result["metrics"][str(risk)] = risk_coverage(values, right).area
 
 
-def _add_regions(result: Result, prefix: str, records: list[Record], cases: list[Case]) -> None:
+def _add_losses(result: Result, records: Sequence[Record]) -> None:
+    """Loss of the true matches, as sigma predicts it and as it is."""
+    losses = [record["loss"] for record in records if record["variant"] == "plain"]
+    predicted, actual = (
+        torch.tensor([value for loss in losses for value in loss[key]])
+        for key in ("predicted", "actual")
+    )
+    result["metrics"] |= {
+        str(Score("true matches: predicted loss")): float(predicted.mean()),
+        str(Score("true matches: actual loss")): float(actual.mean()),
+        str(Score("true matches: calibration error")): expected_calibration_error(
+            predicted, actual
+        ),
+    }
+
+
+def _add_regions(result: Result, shifted: bool, records: list[Record], cases: list[Case]) -> None:
     ious = [torch.tensor(record["iou_by_rank"]) for record in records]
     # They are stored by falling score, so their order is their rank.
-    scores = [-torch.arange(len(each), dtype=torch.float32) for each in ious]
-    if not any(len(each) for each in ious):
+    scores = [-torch.arange(len(iou), dtype=torch.float32) for iou in ious]
+    if not any(len(iou) for iou in ious):
         return
+    prefix = "shifted " if shifted else ""
     curves = region_curves(ious, scores, [case.pair.category for case in cases])
     result["metrics"] |= {
-        f"{prefix}pcr area": curves.pcr_area,
-        f"{prefix}pcr area by class": curves.pcr_by_class_area,
-        f"{prefix}miou area": curves.miou_area,
+        str(Score("pcr area", shifted=shifted)): curves.pcr_area,
+        str(Score("pcr area by class", shifted=shifted)): curves.pcr_by_class_area,
+        str(Score("miou area", shifted=shifted)): curves.miou_area,
     }
     result["counts"] |= {
         f"{prefix}region pairs": curves.pairs,
@@ -153,7 +251,7 @@ def _add_regions(result: Result, prefix: str, records: list[Record], cases: list
     }
 
 
-def _by_pair(values: list[float], cases: list[Case], material: Material) -> list[float | None]:
+def _by_pair(values: Sequence[float], cases: list[Case], material: Material) -> list[float | None]:
     """One value per pair of the benchmark, None for those that are left out."""
     listed: list[float | None] = [None] * len(material.benchmark.pairs)
     for value, case in zip(values, cases, strict=True):
@@ -165,12 +263,12 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def _right(found: list[Tensor], pairs: list[Pair], rule: Convention) -> list[Tensor]:
-    """Per pair (V,): 1 where a point is right at RATED_ALPHA."""
+def _right(predicted: list[Tensor], pairs: list[Pair], rule: Convention) -> list[Tensor]:
+    """Per pair (V,) bool: which points are right at RATED_ALPHA."""
     right = []
-    for predicted, pair in zip(found, pairs, strict=True):
-        moved, target, length = in_convention(predicted, pair, rule)
-        right.append(hits(moved, target, RATED_ALPHA * length, pair.visible)[0].double())
+    for points, pair in zip(predicted, pairs, strict=True):
+        moved, target, length = in_convention(points, pair, rule)
+        right.append(hits(moved, target, RATED_ALPHA * length, pair.visible)[0])
     return right
 
 
@@ -210,9 +308,106 @@ def read_result(path: Path) -> Result:
 def _short(value: Any) -> Any:
     """Four decimals; NaN and infinity become null."""
     if isinstance(value, Mapping):
-        return {key: _short(each) for key, each in value.items()}
+        return {key: _short(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_short(each) for each in value]
+        return [_short(entry) for entry in value]
     if isinstance(value, float):
         return round(value, 4) if math.isfinite(value) else None
     return value
+
+
+def pair_values(result: Result, score: Score) -> list[float | None]:
+    """A score of each pair of a result: PCK in percent, mean IoU; None where a pair has none.
+
+    Files hold how many points are right and, under "points", of how many; those written by earlier
+    versions, without "points", the percentage itself.
+    """
+    values: list[float | None] = result["pairs"].get(str(score), [])
+    points = result["pairs"].get("shifted points" if score.shifted else "points")
+    if score.kind != "pck" or points is None or not values:
+        return values
+    return [
+        None if right is None else 100 * right / total
+        for right, total in zip(values, points, strict=True)
+    ]
+
+
+RESAMPLES = 10_000
+
+_CHUNK = 1_000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A score of two results on the same pairs."""
+
+    score: Score
+    first: float
+    second: float
+    difference: float
+    """second - first, mean over the pairs that both have."""
+    low: float
+    """2.5th percentile of the bootstrapped difference."""
+    high: float
+    """97.5th percentile."""
+    chance: float
+    """Two-sided p: how often resampled pairs turn or remove the difference, doubled, at most 1."""
+    pairs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, the score by its name."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {"metric": str(values.pop("score"))} | values
+
+
+def compare(first: Result, second: Result, *, seed: int = 0) -> list[Difference]:
+    """PCK@0.1 by the benchmark's rule, and mean IoU, by paired bootstrap over pairs.
+
+    Of every route that both results have.
+    """
+    for key in ("benchmark", "split"):
+        if first[key] != second[key]:
+            raise ValueError(
+                f"results are of different {key}s, {first[key]} and {second[key]}; "
+                "compare two rows of one benchmark"
+            )
+    names = [result.get("pairs", {}).get("names") for result in (first, second)]
+    if not names[0] or names[0] != names[1]:
+        raise ValueError("the results are of different pairs; evaluate both on the same list")
+    routes = ("identity", *POINT_MEASURES)
+    differences = []
+    for shifted in (False, True):
+        scores = [pck_score(route, first["rule"], shifted=shifted) for route in routes]
+        for score in (*scores, Score("mean iou", shifted=shifted)):
+            if all(str(score) in result["pairs"] for result in (first, second)):
+                values = paired(pair_values(first, score), pair_values(second, score))
+                if len(values):
+                    differences.append(difference(score, values, seed=seed))
+    return differences
+
+
+def paired(values0: Sequence[float | None], values1: Sequence[float | None]) -> Tensor:
+    """(P, 2) float64: the pairs that both have a value for."""
+    both = [(a, b) for a, b in zip(values0, values1, strict=True) if None not in (a, b)]
+    return torch.tensor(both, dtype=torch.float64).reshape(-1, 2)
+
+
+def difference(score: Score, values: Tensor, *, seed: int = 0) -> Difference:
+    """Paired bootstrap of the mean difference of values (P, 2)."""
+    change = values[:, 1] - values[:, 0]
+    drawn = resampled_means(change, generator=torch.Generator().manual_seed(seed))
+    low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    tail = min(float((drawn <= 0).double().mean()), float((drawn >= 0).double().mean()))
+    first, second = values.mean(0).tolist()
+    return Difference(
+        score, first, second, second - first, low, high, min(1.0, 2 * tail), len(values)
+    )
+
+
+def resampled_means(values: Tensor, *, generator: torch.Generator) -> Tensor:
+    """Means (RESAMPLES,) of as many values as given (P,), drawn with replacement."""
+    parts = []
+    for _ in range(RESAMPLES // _CHUNK):
+        index = torch.randint(len(values), (_CHUNK, len(values)), generator=generator)
+        parts.append(values[index].mean(1))
+    return torch.cat(parts)

@@ -1,108 +1,103 @@
-"""Tables of results beside the published numbers, as markdown.
+"""Tables of results beside the published numbers: one maker for matching and few-shot, as markdown.
 
-Tables of few-shot results: a line per row of features, a column per number of images.
+A table is a line per row (or per row's seeds together) and a column per Score; what no line holds
+is left out. Choices of columns are functions below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
-from surefeat.measure.results import Result, read_result
-
-PUBLISHED = {
-    "Thewlis et al.": 14.4, "AnchorNet": 56.3, "Ours w/o conf.": 60.6, "VGG16": 62.3, "gCNN": 62.6,
-    "ResNet-50-HC": 64.0, "SCNet-A (supervised)": 66.3, "Ours": 66.5,
-}  # fmt: skip
-"""PCK@0.1 on PF-PASCAL by the scnet rule and the route of region matches, from the paper; on its
-302 test pairs, of which 299 are public."""
-
-PUBLISHED_AS = {"ours": "Ours", "vgg16": "VGG16", "resnet50-hc": "ResNet-50-HC",
-                "without-confidence": "Ours w/o conf."}  # fmt: skip
-"""Our rows' names -> the paper's."""
+from surefeat.data.benchmarks import Convention
+from surefeat.measure.results import Difference, Result, Score, pck_score, read_result
 
 Table = list[list[str]]
 
+TITLES = {
+    "ours": "ours",
+    "ours@224+320": "ours, seen at 224 and 320 px",
+    "ours@224+320+448": "ours, seen at 224, 320 and 448 px",
+    "without-confidence": "ours w/o confidence",
+    "contrastive": "contrastive loss",
+    "gtbox": "ours, trained on true boxes",
+    "weakbox": "ours, trained on boxes found from labels",
+    "nonrigid": "ours, trained on all 20 classes",
+    "vgg16-ours": "ours, VGG16",
+    "paper-slow": "the paper's recipe with a slower trunk",
+    "paper-slow-without-confidence": "the same w/o confidence",
+    "paper-long": "the slower trunk, 6,000 steps instead of 2,000",
+    "paper-long-without-confidence": "the same, 6,000 steps, w/o confidence",
+    "paper-without-confidence": "the paper's recipe w/o confidence",
+    "res4d": "res4d, untrained",
+    "res4c": "res4c, untrained",
+    "res4c@224+320": "res4c, untrained, seen at 224 and 320 px",
+    "vgg16": "VGG16 pool4, untrained",
+    "resnet50-hc": "ResNet-50-HC, untrained",
+    "resnet50-dilated": "ResNet-50-dilated res5c, untrained",
+    "sift": "dense SIFT",
+    "hog": "HOG",
+}
+"""Rows as tables and figures call them, in their order; others by their own names."""
 
-def read_results(folder: Path, *, benchmark: str | None = None) -> list[Result]:
-    """The matching results in a folder, by their file names."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            result = read_result(path)
-        except ValueError:
-            continue
-        if "curves" in result and benchmark in (None, result["benchmark"]):
-            found.append(result)
-    if not found:
-        raise ValueError(f"{folder} holds no matching results; write some with surefeat evaluate")
-    return found
+ROUTES = {
+    "voting": "voting", "wide-voting": "wide voting", "nearest": "nearest neighbour",
+    "small-first": "small regions first", "mean-flow": "regions by means",
+    "flow": "regions, flow", "location": "location (control)",
+}  # fmt: skip
+"""Ways of matching as tables call them, the default of `surefeat match` first."""
+
+CONTROL = "mean position"
+"""Few-shot's: each keypoint at its mean place in the box, without looking."""
 
 
-def groups(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
-    """Results by benchmark and split, each group by rising PCK of the paper's route or the next."""
-    found: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        found.setdefault((result["benchmark"], result["split"]), []).append(result)
-    return {key: sorted(group, key=_order) for key, group in found.items()}
+@dataclass(frozen=True)
+class Published:
+    """A number that others print."""
+
+    name: str
+    """As its source calls it."""
+    benchmark: str
+    score: Score
+    value: float
+    row: str = ""
+    """Ours that does the same."""
+    source: str = "Novotny et al. 2018"
 
 
-def main_table(results: Sequence[Result]) -> Table:
-    """One benchmark: a line per row, PCK@0.1 by its own rule, region areas, the shifted control."""
-    rule = results[0]["rule"]
-    columns = {
-        "flow": f"flow pck@0.1 {rule}", "mean pooled": f"mean-flow pck@0.1 {rule}",
-        "small first": f"small-first pck@0.1 {rule}",
-        "nearest": f"nearest pck@0.1 {rule}",
-        "voting": f"voting pck@0.1 {rule}", "wide voting": f"wide-voting pck@0.1 {rule}",
-        "location": f"location pck@0.1 {rule}",
-        "shifted nearest": f"shifted nearest pck@0.1 {rule}",
-        "shifted voting": f"shifted voting pck@0.1 {rule}",
-        "shifted wide voting": f"shifted wide-voting pck@0.1 {rule}",
-        "PCR area": "pcr area", "mIoU area": "miou area",
-    }  # fmt: skip
-    published = results[0]["benchmark"] == "pf-pascal" and results[0]["split"] == "test"
-    head = ["row", *columns, *(["published"] if published else [])]
-    lines = [head]
-    for result in results:
-        line = [result["row"], *(_shown(result["metrics"].get(name)) for name in columns.values())]
-        if published:
-            line.append(_shown(PUBLISHED.get(PUBLISHED_AS.get(result["row"], ""))))
-        lines.append(line)
-    same = results[0]["metrics"]
-    identity = {"nearest": f"identity pck@0.1 {rule}",
-                "shifted nearest": f"shifted identity pck@0.1 {rule}"}  # fmt: skip
-    lines.append(
-        ["identity (control)", *(_shown(same.get(identity.get(name, ""))) for name in columns)]
-        + ([""] if published else [])
+_FLOW = pck_score("flow", "scnet")
+_IMG = Score("pck", alpha=0.1, rule="img")
+
+PUBLISHED = (
+    Published("Thewlis et al.", "pf-pascal", _FLOW, 14.4),
+    Published("AnchorNet", "pf-pascal", _FLOW, 56.3),
+    Published("Ours w/o conf.", "pf-pascal", _FLOW, 60.6, "without-confidence"),
+    Published("VGG16", "pf-pascal", _FLOW, 62.3, "vgg16"),
+    Published("gCNN", "pf-pascal", Score("pck", alpha=0.1, rule="scnet"), 62.6),
+    Published("ResNet-50-HC", "pf-pascal", _FLOW, 64.0, "resnet50-hc"),
+    Published("SCNet-A (supervised)", "pf-pascal", _FLOW, 66.3),
+    Published("Ours", "pf-pascal", _FLOW, 66.5, "ours"),
+    Published("Hyperpixel Flow, ResNet-50", "pf-pascal", _IMG, 83.4, source="Min et al. 2019"),
+    Published("DINOv2", "pf-pascal", _IMG, 82.6, source="zero-shot, as later papers print it"),
+    Published(
+        "ResNet-50-HC", "pascal3d", Score("pck", alpha=0.1, rule="bbox", images="all"), 54.7,
+        "resnet50-hc",
+    ),
+)  # fmt: skip
+"""PF-PASCAL: the paper's are of 302 test pairs, of which 299 are public. Its PCR, mIoU and other
+few-shot numbers exist only as figures."""
+
+
+def published(row: str, benchmark: str, score: Score) -> float | None:
+    """What the paper prints for a row of ours."""
+    values = (
+        known.value
+        for known in PUBLISHED
+        if (known.row, known.benchmark, known.score) == (row, benchmark, score)
     )
-    return lines
-
-
-def convention_table(results: Sequence[Result], *, measure: str = "nearest") -> Table:
-    """The same predictions by every rule, per image and per point, at every alpha."""
-    prefix = f"{measure} pck@"
-    every = dict.fromkeys(name for result in results for name in result["metrics"])
-    names = [name for name in every if name.startswith(prefix)]
-    lines = [["row", *(name.removeprefix(f"{measure} ") for name in names)]]
-    for result in results:
-        lines.append([result["row"], *(_shown(result["metrics"].get(name)) for name in names)])
-    return lines
-
-
-def class_table(results: Sequence[Result], *, measure: str) -> Table:
-    """PCK@0.1 by the benchmark's rule, per class."""
-    title = f"{measure} pck@0.1 {results[0]['rule']}"
-    having = [result for result in results if title in result["by_class"]]
-    if not having:
-        return []
-    classes = sorted(having[0]["by_class"][title])
-    lines = [["row", *classes]]
-    for result in having:
-        values = result["by_class"][title]
-        lines.append([result["row"], *(_shown(values.get(name)) for name in classes)])
-    return lines
+    return next(values, None)
 
 
 def markdown(table: Table) -> str:
@@ -111,96 +106,204 @@ def markdown(table: Table) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]]) + "\n"
 
 
-def _order(result: Result) -> tuple[float, str]:
-    rule, metrics = result["rule"], result["metrics"]
-    names = (f"{measure} pck@0.1 {rule}" for measure in ("flow", "nearest", "voting"))
-    found = next((metrics[name] for name in names if metrics.get(name) is not None), 0.0)
-    return float(found), str(result["row"])
+def transposed(table: Table) -> Table:
+    """Columns as lines: for a terminal, which has more room below than beside."""
+    return [list(column) for column in zip(*table, strict=True)]
 
 
-def _shown(value: Any) -> str:
-    """Percentages with one decimal, areas with three, nothing for what was not measured."""
-    if value is None:
+def cell(results: Sequence[Result], score: Score) -> str:
+    """The score of one result, or of several seeds together: mean ± deviation.
+
+    A result that holds several seeds itself has their deviation too.
+    """
+    values = [value for value in map(score.of, results) if value is not None]
+    if not values or len(values) < len(results):
         return ""
-    return f"{value:.3f}" if abs(value) < 1 else f"{value:.1f}"
+    spread = (
+        statistics.stdev(values) if len(values) > 1 else replace(score, spread=True).of(results[0])
+    )
+    shown = score.shown(statistics.mean(values))
+    return shown if spread is None else f"{shown} ± {score.shown(spread)}"
 
 
-FEWSHOT_PUBLISHED = {"resnet50-hc": {"pck@0.1 bbox, all per class": 54.7}}
-"""What the paper prints (section 4.3); its curves exist only as a figure."""
+def score_table(
+    lines: Mapping[str, Sequence[Result]], columns: Mapping[str, Score], *, head: str = "row"
+) -> Table:
+    """A line per title with its results, a column per score that any of them has."""
+    filled = {title: [cell(results, score) for score in columns.values()]
+              for title, results in lines.items()}  # fmt: skip
+    kept = [n for n in range(len(columns)) if any(cells[n] for cells in filled.values())]
+    names = list(columns)
+    table = [[head, *(names[n] for n in kept)]]
+    return table + [[title, *(cells[n] for n in kept)] for title, cells in filled.items()]
 
-TITLES = {
-    "ours": "ours", "resnet50-hc": "ResNet-50-HC", "resnet50-dilated": "ResNet-50-dilated",
-    "vgg16": "VGG16 pool4", "without-confidence": "ours w/o confidence",
-}  # fmt: skip
-"""Rows as figures call them; others by their own names."""
 
-CONTROL = "mean position"
+def with_column(table: Table, name: str, values: Sequence[str]) -> Table:
+    """The table with one more column, unless that is empty."""
+    if not any(values):
+        return table
+    return [[*line, cell] for line, cell in zip(table, (name, *values), strict=True)]
 
-FewShotMeasure = Literal["pck@0.1 bbox", "pck@0.05 bbox", "pck area bbox"]
+
+def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results as lines of a table, under their rows' own names."""
+    return {result["row"]: [result] for result in results}
+
+
+def read_results(folder: Path, *, benchmark: str | None = None) -> list[Result]:
+    """The matching results in a folder, by their file names."""
+    results = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            result = read_result(path)
+        except ValueError:
+            continue
+        if "curves" in result and benchmark in (None, result["benchmark"]):
+            results.append(result)
+    if not results:
+        raise ValueError(f"{folder} holds no matching results; write some with surefeat evaluate")
+    return results
+
+
+def groups(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    """Results by benchmark and split, each group by rising PCK of the first route it has."""
+    grouped: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        grouped.setdefault((result["benchmark"], result["split"]), []).append(result)
+    return {key: sorted(group, key=_order) for key, group in grouped.items()}
+
+
+def _order(result: Result) -> tuple[float, str]:
+    values = (pck_score(route, result["rule"]).of(result) for route in ROUTES)
+    return next((value for value in values if value is not None), 0.0), str(result["row"])
+
+
+def measured_routes(results: Sequence[Result]) -> list[str]:
+    """The ways of matching that any of the results has, the default first."""
+    rule = results[0]["rule"]
+    return [
+        route for route in ROUTES
+        if any(pck_score(route, rule).of(result) is not None for result in results)
+    ]  # fmt: skip
+
+
+def main_table(results: Sequence[Result]) -> Table:
+    """One benchmark: PCK@0.1 by its own rule and every route, the default first by other rules too.
+
+    Then the shifted control, regions, what is published, and below it the same place as a control.
+    """
+    rule: Convention = results[0]["rule"]
+    routes = measured_routes(results)
+    columns = {}
+    others: list[Convention] = [other for other in ("scnet", "img") if other != rule]
+    for route in routes[:1]:
+        for by in (rule, *others):
+            for alpha in (0.1, 0.05):
+                columns[f"{ROUTES[route]} {by}@{alpha:g}"] = pck_score(route, by, alpha=alpha)
+    columns |= {ROUTES[route]: pck_score(route, rule) for route in routes[1:]}
+    return _with_controls(results, columns | control_columns(rule))
+
+
+def route_table(results: Sequence[Result]) -> Table:
+    """One benchmark: PCK@0.1 by its own rule and every route, and what is published."""
+    rule = results[0]["rule"]
+    return _with_controls(results, {ROUTES[route]: pck_score(route, rule) for route in ROUTES})
+
+
+def control_table(results: Sequence[Result]) -> Table:
+    """One benchmark: PCK@0.1 with image 1 shifted, and regions."""
+    return score_table(by_row(results), control_columns(results[0]["rule"]))
+
+
+def control_columns(rule: Convention) -> dict[str, Score]:
+    """PCK@0.1 with image 1 shifted, and the areas of regions."""
+    shifted = {f"{title}, shifted": pck_score(route, rule, shifted=True)
+               for route, title in ROUTES.items()}  # fmt: skip
+    return shifted | {"PCR area": Score("pcr area"), "mIoU area": Score("miou area")}
+
+
+def _with_controls(results: Sequence[Result], columns: Mapping[str, Score]) -> Table:
+    """The scores, the paper's beside them, and a last line for the same place in image 1."""
+    table = score_table(by_row(results), columns)
+    scores = [columns[name] for name in table[0][1:]]
+    same = [replace(score, route="identity") if score.kind == "pck" else None for score in scores]
+    cells = ["" if score is None else score.shown(score.of(results[0])) for score in same]
+    table.append(["identity (control)", *cells])
+    known = [published(result["row"], result["benchmark"], _FLOW) for result in results]
+    test = results[0]["split"] == "test"
+    return with_column(table, "published (flow)", [_FLOW.shown(v if test else None) for v in known]
+                       + [""])  # fmt: skip
+
+
+def rule_table(results: Sequence[Result], route: str) -> Table:
+    """The same predictions by every rule, at every alpha, mean of the pairs' shares."""
+    names = dict.fromkeys(name for result in results for name in result["metrics"])
+    scores = [score for score in map(Score.parse, names) if score.route == route]
+    columns = {f"{score.rule}@{score.alpha:g}": score for score in scores
+               if score.kind == "pck" and not score.shifted and not score.per_point}  # fmt: skip
+    return score_table(by_row(results), columns)
+
+
+def class_table(results: Sequence[Result], score: Score) -> Table:
+    """A score per class, and its mean, of the results that have it; none: an empty table."""
+    having = [result for result in results if str(score) in result["by_class"]]
+    if not having:
+        return []
+    classes = list(having[0]["by_class"][str(score)])
+    named = [(result["row"], result, score) for result in having]
+    for control in (CONTROL, "identity"):
+        same = replace(score, route=control)
+        if str(same) in having[0]["by_class"]:
+            named.append((f"{control} (control)", having[0], same))
+    table = [["row", *classes, "mean"]]
+    for name, result, one in named:
+        values = result["by_class"][str(one)]
+        cells = [one.shown(values.get(category)) for category in classes]
+        table.append([name, *cells, one.shown(one.of(result))])
+    return table
+
+
+def difference_table(differences: Sequence[Difference], names: tuple[str, str]) -> Table:
+    """Two results side by side."""
+    lines = [["score", *names, "difference", "95 % interval", "p", "pairs"]]
+    for one in differences:
+        shown = one.score.shown
+        lines.append([
+            str(one.score), shown(one.first), shown(one.second), shown(one.difference),
+            f"{shown(one.low)} to {shown(one.high)}", f"{one.chance:.3f}", str(one.pairs),
+        ])  # fmt: skip
+    return lines
 
 
 def read_fewshot(folder: Path, *, split: str = "val") -> list[Result]:
     """The few-shot results of a split in a folder, by falling PCK area of their largest round."""
     paths = sorted(folder.glob(f"pascal3d-{split}-*.json"))
-    found = [result for result in map(read_result, paths) if result["split"] == split]
-    if not found:
+    results = [result for result in map(read_result, paths) if result["split"] == split]
+    if not results:
         raise ValueError(f"{folder} holds no results of {split}; surefeat evaluate pascal3d")
-    return sorted(found, key=lambda result: -_value(result, "pck area bbox", sizes_of(result)[-1]))
+    area = Score("pck area", rule="bbox")
+    return sorted(
+        results, key=lambda one: -(replace(area, images=sizes_of(one)[-1]).of(one) or 0.0)
+    )
 
 
 def sizes_of(result: Result) -> list[str]:
     """Round sizes of a result as its names have them, rising: "1", ..., "all"."""
-    return list(dict.fromkeys(str(each["round"]) for each in result["rounds"]))
+    return list(dict.fromkeys(str(one["round"]) for one in result["rounds"]))
 
 
-def round_table(results: Sequence[Result], measure: FewShotMeasure = "pck@0.1 bbox") -> Table:
-    """A line per row: mean over classes and seeds, and its spread over the seeds.
+def round_table(results: Sequence[Result], score: Score) -> Table:
+    """A line per row, a column per number of images: mean and deviation over seeds.
 
     The control stands below: it depends on the images drawn, not on the row.
     """
     sizes = list(dict.fromkeys(size for result in results for size in sizes_of(result)))
-    lines = [["images per class", *sizes]]
-    for result in results:
-        lines.append([result["row"], *(_cell(result, measure, size) for size in sizes)])
-    control = [_cell(results[0], f"{CONTROL} {measure}", size) for size in sizes]
-    lines.append([f"{CONTROL} (control)", *control])
-    for row, values in FEWSHOT_PUBLISHED.items() if results[0]["split"] == "val" else ():
-        found = [values.get(f"{measure}, {size} per class") for size in sizes]
-        if any(found):
-            shown = ("" if value is None else _fewshot_shown(value, measure) for value in found)
-            lines.append([f"{row}, published", *shown])
-    return lines
-
-
-def fewshot_class_table(
-    results: Sequence[Result], *, size: str = "all", measure: FewShotMeasure = "pck@0.1 bbox"
-) -> Table:
-    """A line per row and a column per class, for one round size; the last column is their mean."""
-    having = [result for result in results if size in sizes_of(result)]
-    if not having:
-        raise ValueError(f"no result has a round of {size} images per class")
-    title = f"{measure}, {size} per class"
-    classes = list(having[0]["by_class"][title])
-    lines = [["row", *classes, "mean"]]
-    named = [(result["row"], result, title) for result in having]
-    for name, result, key in [*named, (f"{CONTROL} (control)", having[0], f"{CONTROL} {title}")]:
-        cells = [_fewshot_shown(result["by_class"][key][each], measure) for each in classes]
-        lines.append([name, *cells, _fewshot_shown(result["metrics"][key], measure)])
-    return lines
-
-
-def _value(result: Result, measure: str, size: str) -> float:
-    return float(result["metrics"][f"{measure}, {size} per class"])
-
-
-def _cell(result: Result, measure: str, size: str) -> str:
-    if size not in sizes_of(result):
-        return ""
-    spread = result["metrics"].get(f"{measure}, {size} per class, sd over seeds")
-    shown = _fewshot_shown(_value(result, measure, size), measure)
-    return shown if spread is None else f"{shown} ± {_fewshot_shown(float(spread), measure)}"
-
-
-def _fewshot_shown(value: float, measure: str) -> str:
-    """Percentages with one decimal, areas with three."""
-    return f"{value:.3f}" if "area" in measure else f"{value:.1f}"
+    columns = {size: replace(score, images=size) for size in sizes}
+    table = score_table(by_row(results), columns, head="images per class")
+    control = [replace(column, route=CONTROL) for column in columns.values()]
+    table.append([f"{CONTROL} (control)", *(cell(results[:1], column) for column in control)])
+    for known in PUBLISHED if results[0]["split"] == "val" else ():
+        values = [known.value if known.score == column else None for column in columns.values()]
+        if known.benchmark == "pascal3d" and any(values):
+            table.append([f"{known.row}, published", *map(score.shown, values)])
+    return table

@@ -1,7 +1,4 @@
-"""Figures of results: PCR over threshold, mIoU over k; pairs' keypoints.
-
-results/ as tables and figures: markdown, PNG and one page that needs nothing else.
-"""
+"""Results to look at: figures of matching, and one page with all tables."""
 
 from __future__ import annotations
 
@@ -11,15 +8,18 @@ from typing import Any
 
 from surefeat.core.files import write_text
 from surefeat.data.pairs import Pair
-from surefeat.measure.protocol import POINT_MEASURES
-from surefeat.measure.results import Result
+from surefeat.measure.results import Result, Score, pck_score
 from surefeat.measure.tables import (
+    ROUTES,
+    Table,
     class_table,
-    convention_table,
+    control_table,
     groups,
-    main_table,
     markdown,
+    measured_routes,
     read_results,
+    route_table,
+    rule_table,
 )
 from surefeat.show.page import Section, write_page
 from surefeat.show.style import (
@@ -41,7 +41,7 @@ except ImportError as error:
 
 
 @rc_context(STYLE)
-def region_figure(results: Sequence[dict[str, Any]]) -> Figure:
+def region_figure(results: Sequence[Result]) -> Figure:
     """PCR over the threshold on 1 - IoU, and mIoU over k, a curve per row (paper, figure 5)."""
     having = [result for result in results if "pcr" in result["curves"]]
     if not having:
@@ -58,12 +58,10 @@ def region_figure(results: Sequence[dict[str, Any]]) -> Figure:
             "color": PALETTE[number % len(PALETTE)],
             "linestyle": ("-", "--", ":")[number // len(PALETTE) % 3],
         }
-        pcr, miou = result["curves"]["pcr"], result["curves"]["miou"]
-        areas = (result["metrics"]["pcr area"], result["metrics"]["miou area"])
-        thresholds = [t / 100 for t in range(101)]
-        label = f"{result['row']}\n{areas[0]:.3f}   {areas[1]:.3f}"
-        left.plot(thresholds, pcr, label=label, **look)
-        right.plot(range(1, 101), miou, **look)
+        areas = [score.shown(score.of(result)) for score in (Score("pcr area"), Score("miou area"))]
+        label = "\n".join([result["row"], "   ".join(areas)])
+        left.plot([t / 100 for t in range(101)], result["curves"]["pcr"], label=label, **look)
+        right.plot(range(1, 101), result["curves"]["miou"], **look)
     left.set(title="PCR", xlabel="threshold on 1 - IoU", ylabel="share", xlim=(0, 1), ylim=(0, 1))
     right.set(title="mIoU@k", xlabel="k", ylabel="mean IoU", xlim=(1, 100))
     figure.legend(loc="outside right upper", labelspacing=0.6)
@@ -71,30 +69,27 @@ def region_figure(results: Sequence[dict[str, Any]]) -> Figure:
 
 
 @rc_context(STYLE)
-def pck_figure(results: Sequence[dict[str, Any]]) -> Figure:
+def pck_figure(results: Sequence[Result]) -> Figure:
     """PCK@0.1 of every row by every route, and with image 1 shifted."""
     rule = results[0]["rule"]
-    routes = POINT_MEASURES
     figure = new_figure(
         0.6 + 0.5 * len(results), f"PCK@0.1 ({rule} rule) by each route; the hollow mark is the "
         "same with image 1 shifted, where knowing the place does not help."
     )  # fmt: skip
     axes = figure.subplots()
-    for number, route in enumerate(routes):
-        for filled, prefix in ((True, ""), (False, "shifted ")):
-            found = [
-                (result["metrics"].get(f"{prefix}{route} pck@0.1 {rule}"), place)
-                for place, result in enumerate(results)
-            ]
-            known = [(value, place) for value, place in found if value is not None]
+    for colour, route in zip(PALETTE, ROUTES, strict=False):
+        for shifted in (False, True):
+            score = pck_score(route, rule, shifted=shifted)
+            values = [(score.of(result), place) for place, result in enumerate(results)]
+            known = [(value, place) for value, place in values if value is not None]
             axes.plot(
                 [value for value, _ in known], [place for _, place in known], "o",
-                color=PALETTE[number], markerfacecolor=PALETTE[number] if filled else "white",
-                label=route if filled and known else None,
+                color=colour, markerfacecolor="white" if shifted else colour,
+                label=ROUTES[route] if known and not shifted else None,
             )  # fmt: skip
     axes.set_yticks(range(len(results)), [result["row"] for result in results])
     axes.set(xlabel="percent of keypoints", ylim=(-0.5, len(results) - 0.5))
-    axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(0, 1))
+    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     return figure
 
 
@@ -127,40 +122,50 @@ _LEAD = (
 )
 
 _MAIN = (
-    "PCK@0.1 in percent by the benchmark's own rule, mean per pair. flow: region matches, dense "
-    "flow and SD filter, the paper's route; small first: the same with small regions before large "
-    "ones of about the same score. nearest: nearest neighbour. voting: with local offset "
-    "voting. location: nearest neighbour with a bonus for the same place, a control, as is "
-    "identity. shifted: image 1 moved by 45 of 224 pixels. Areas lie between 0 and 1."
+    "PCK@0.1 in percent by the benchmark's own rule, mean per pair. Voting: nearest neighbour with "
+    "local offset voting, the default. Wide voting: votes reach further. Regions, flow: region "
+    "matches, dense flow and SD filter, the paper's route; by means: pooled by means; small "
+    "regions first: small ones before large ones of about the same score. Controls: location is "
+    "nearest neighbour with a bonus for the same place, identity the same place itself."
+)
+
+_CONTROLS = (
+    "The same with image 1 moved by 45 of 224 pixels, where knowing the place does not help, and "
+    "the areas under the curves of regions, between 0 and 1."
 )
 
 
 def write_results(folder: Path, out: Path) -> Path:
     """Tables and figures of all matching results in a folder; returns OUT/index.html."""
-    sections, text = [], []
+    sections, text = [], [_MAIN]
     out.mkdir(parents=True, exist_ok=True)
     for (benchmark, split), results in groups(read_results(folder)).items():
         title = f"{benchmark} {split}"
         figures = [pck_figure(results)]
         if any("pcr" in result["curves"] for result in results):
             figures.append(region_figure(results))
+        # A result file may come from anywhere: its names stay names of files in this folder.
+        stem = f"{benchmark}-{split}".replace("/", "-").replace("\\", "-").lstrip(".")
         for name, figure in zip(("pck", "regions"), figures, strict=False):
-            figure.savefig(out / f"{benchmark}-{split}-{name}.png", dpi=150)
-        sections.append(Section(title, _MAIN, figures=tuple(figures), table=main_table(results)))
-        text.append(f"## {title}\n\n{markdown(main_table(results))}")
+            figure.savefig(out / f"{stem}-{name}.png", dpi=150)
+        sections.append(Section(title, _MAIN, figures=tuple(figures), table=route_table(results)))
+        text.append(f"## {title}\n\n{markdown(route_table(results))}")
         for name, table in _details(results).items():
-            sections.append(Section(f"{title}: {name}", table=table))
+            note = _CONTROLS if name == _CONTROL_TITLE else ""
+            sections.append(Section(f"{title}: {name}", note, table=table))
             text.append(f"### {name}\n\n{markdown(table)}")
-    write_text(out / "results.md", f"{_MAIN}\n\n" + "\n".join(text))
+    write_text(out / "results.md", "\n\n".join(text))
     return write_page(out / "index.html", "Semantic matching", sections, lead=_LEAD)
 
 
-def _details(results: Sequence[Result]) -> dict[str, list[list[str]]]:
-    """Tables by title: every convention, every class, by the routes that were measured."""
-    found: dict[str, list[list[str]]] = {}
-    for measure in ("flow", "mean-flow", "small-first", "nearest", "voting", "wide-voting"):
-        per_class = class_table(results, measure=measure)
-        if per_class:
-            found[f"{measure}, all conventions"] = convention_table(results, measure=measure)
-            found[f"{measure}, PCK@0.1 per class"] = per_class
-    return found
+_CONTROL_TITLE = "shifted, and regions"
+
+
+def _details(results: Sequence[Result]) -> dict[str, Table]:
+    """Tables by title: the shifted control, then every rule and class by each measured route."""
+    tables = {_CONTROL_TITLE: control_table(results)}
+    for route in measured_routes(results):
+        tables[f"{ROUTES[route]}, all rules"] = rule_table(results, route)
+        score = pck_score(route, results[0]["rule"])
+        tables[f"{ROUTES[route]}, PCK@0.1 per class"] = class_table(results, score)
+    return {title: table for title, table in tables.items() if table and len(table[0]) > 1}
