@@ -1,16 +1,12 @@
-"""The page's tab for parts: add photos, click the parts in a few, fit, see them in the others.
+"""`surefeat demo`: a page on this machine to match two photos by hand; needs no network.
 
-`surefeat demo`: a page on this machine to match two photos by hand; needs no network.
-
-Convention: the page shows photos with a longest side of 800 pixels and works in those; what it
-says in words is in original pixels. Every tab is a function that `build_page` calls.
+Every tab is a function that `build_page` calls: the match of two photos, here, and parts.py.
 """
 
 from __future__ import annotations
 
 import html
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,22 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefeat.core.image import ImageError, decode, read_bytes
+from surefeat.core.image import ImageError
 from surefeat.data.drawn import draw
 from surefeat.data.drawn_categories import CATEGORIES
-from surefeat.data.keypoints import write_coco
-from surefeat.demo.parts import PartPhoto, Parts, clicked_picture, found_picture, read_photo
+from surefeat.demo.parts import parts_tab
 from surefeat.demo.pictures import (
     Candidates,
-    Photo,
+    ShownPhoto,
     candidates,
     confidence_maps,
-    marked,
     prepare_photo,
+    read_upload,
     to_pil,
     warped,
+    with_discs,
 )
-from surefeat.keypoints.detector import KeypointDetector
 from surefeat.match.dense import match_dense
 from surefeat.match.points import Matches, match_points
 from surefeat.model.files import model_folder
@@ -47,158 +42,6 @@ try:
     import gradio as gr
 except ImportError as error:
     raise ImportError("the web page needs gradio: pip install 'surefeat[demo]'") from error
-
-_PARTS_HELP = (
-    "1. Name the parts, and add photos of one kind of object.\n"
-    "2. Click the parts in five to ten of them. Skip a part that cannot be seen: choose the next.\n"
-    "3. Fit. The photos without clicks show what was found."
-)
-
-_BUSY = "Learning: about half a minute without a GPU …"
-
-
-def parts_tab(model: DenseFeatures, *, max_pixels: int, kept: int) -> None:
-    """Build the tab; photos of more than `max_pixels` are refused, and forgotten after `kept` s."""
-    session = gr.State(Parts(), time_to_live=kept)
-    gr.Markdown(_PARTS_HELP)
-    with gr.Row():
-        with gr.Column(scale=1):
-            names = gr.Textbox(
-                label="parts, separated by commas", placeholder="left wheel, right wheel, roof",
-                elem_id="part_names",
-            )  # fmt: skip
-            add = gr.UploadButton(
-                "add photos", file_count="multiple", file_types=["image"], elem_id="part_files"
-            )
-            part = gr.Radio([], label="the next click is", elem_id="part")
-            fit = gr.Button("fit", variant="primary", elem_id="part_fit")
-            told = gr.Markdown(elem_id="part_told")
-            files = [
-                gr.DownloadButton(f"{what} (COCO json)", visible=False)
-                for what in ("labels", "found")
-            ]
-        with gr.Column(scale=2):
-            image = gr.Image(
-                show_label=False, interactive=False, format="png", elem_id="part_photo",
-                height=440, buttons=[],
-            )  # fmt: skip
-            said = gr.Markdown(elem_id="part_said")
-            with gr.Row():
-                moves = [gr.Button(f"{word} photo", size="sm") for word in ("previous", "next")]
-                wipe = gr.Button("clear its clicks", size="sm")
-    shown = [session, image, part, said]
-    names.change(_on_names, [names, session], shown, **_QUIET)
-    add.upload(partial(_on_files, max_pixels), [add, session], shown, **_QUIET)
-    for button, step in zip(moves, (-1, 1), strict=True):
-        button.click(partial(_on_move, step), session, shown, **_QUIET)
-    wipe.click(lambda session: _shown(session.with_places({})), session, shown, **_QUIET)
-    image.select(_on_part_click, [session, part], shown, **_QUIET)
-    _fit_button(model, fit, session, [told, *files])
-
-
-_QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-
-
-def _fit_button(
-    model: DenseFeatures, fit: gr.Button, session: gr.State, outputs: list[Any]
-) -> None:
-    """What happens on `fit`, and the gallery below that shows it; it waits until it is done."""
-    found = gr.Gallery(
-        show_label=False, columns=3, object_fit="contain", elem_id="part_found", format="png",
-        buttons=["fullscreen", "download"], visible=False,
-    )  # fmt: skip
-    begun = fit.click(
-        lambda: [gr.Button(interactive=False), _BUSY], None, [fit, outputs[0]], **_QUIET
-    )
-    done = begun.then(partial(_on_fit, model), session, [*outputs, found], **_QUIET)
-    done.then(lambda: gr.Button(interactive=True), None, fit, **_QUIET)
-
-
-def _on_names(text: str, session: Parts) -> list[Any]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    return _shown(replace(session, names=names))
-
-
-def _on_files(max_pixels: int, files: list[str], session: Parts) -> list[Any]:
-    added: dict[str, PartPhoto] = {}
-    for file in files:
-        name = Path(file).name
-        if name in added or name in (photo.name for photo in session.photos):
-            gr.Warning(f"{html.escape(name)} is here already; rename it if it is another photo")
-            continue
-        try:
-            added[name] = read_photo(file, name=name, max_pixels=max_pixels)
-        except ImageError as error:
-            gr.Warning(html.escape(str(error)))  # gradio shows it as HTML
-    first = len(session.photos) if added else session.at
-    return _shown(replace(session, photos=(*session.photos, *added.values()), at=first))
-
-
-def _on_move(step: int, session: Parts) -> list[Any]:
-    return _shown(replace(session, at=(session.at + step) % max(1, len(session.photos))))
-
-
-def _on_part_click(session: Parts, part: str | None, event: gr.SelectData) -> list[Any]:
-    if part is None or part not in session.names:
-        gr.Warning(
-            "all parts have their place: choose one to move it, or go to the next photo"
-            if session.names
-            else "name the parts first, separated by commas"
-        )
-        return _shown(session)
-    photo = session.photos[session.at]
-    (x, y), (height, width) = event.index, photo.frame.network
-    clicked = torch.tensor([float(min(x, width - 1)), float(min(y, height - 1))])
-    place = photo.frame.to_original(clicked).tolist()
-    return _shown(session.with_places(photo.places | {part: (place[0], place[1])}))
-
-
-def _shown(session: Parts) -> list[Any]:
-    """Everything the tab shows of a session; the next click places the first missing part."""
-    missing = session.missing()
-    choices = [
-        (f"{number} {name}{'' if name in missing else ' ✓'}", name)
-        for number, name in enumerate(session.names, 1)
-    ]
-    part = gr.Radio(choices=choices, value=missing[0] if missing else None)
-    if not session.photos:
-        return [session, None, part, ""]
-    photo, count = session.photos[session.at], sum(bool(p.places) for p in session.photos)
-    where = f"photo {session.at + 1} of {len(session.photos)}, {html.escape(photo.name)}"
-    said = f"{where} · photos with clicks: {count}"
-    return [session, clicked_picture(photo, session.names), part, said]
-
-
-def _on_fit(model: DenseFeatures, session: Parts) -> list[Any]:
-    clicked = [photo for photo in session.photos if photo.places.keys() & set(session.names)]
-    others = [photo for photo in session.photos if photo not in clicked]
-    if not clicked:
-        gr.Warning("click the parts in at least one photo first")
-        return ["", gr.skip(), gr.skip(), gr.skip()]
-    labelled = session.labelled(clicked)
-    try:
-        detector = KeypointDetector.fit(model, labelled)
-        found = detector.label(session.labelled(others))
-    except ImageError as error:  # the server forgets photos after a while
-        gr.Warning(html.escape(str(error)))
-        return ["", gr.skip(), gr.skip(), gr.skip()]
-    both = zip(others, found.objects, strict=True)
-    pictures = [found_picture(photo, item, session.names) for photo, item in both]
-    folder = Path(tempfile.mkdtemp(prefix="surefeat-"))
-    write_coco(folder / "labels.json", labelled)
-    write_coco(folder / "found.json", found)
-    rest = f"the parts found in {_count(others)} are below" if others else "add others to try it on"
-    return [
-        f"Learned from {_count(clicked)}; {rest}.",
-        gr.DownloadButton(value=str(folder / "labels.json"), visible=True),
-        gr.DownloadButton(value=str(folder / "found.json"), visible=bool(others)),
-        gr.Gallery(value=pictures, visible=bool(others)),
-    ]
-
-
-def _count(photos: list[PartPhoto]) -> str:
-    return "1 photo" if len(photos) == 1 else f"{len(photos)} photos"
-
 
 MAX_FILE, MAX_PIXELS = "25mb", 80_000_000
 """Larger uploads are refused."""
@@ -224,13 +67,13 @@ _WAYS = ("A onto B", "B onto A")
 class Session:
     """What one visitor has on the page; never shared with another."""
 
-    photos: tuple[Photo | None, Photo | None] = (None, None)
+    photos: tuple[ShownPhoto | None, ShownPhoto | None] = (None, None)
     targets: dict[int, Tensor] = field(default_factory=dict)
     """Per way of warping, for every pixel of the one photo its place in the other (h, w, 2)."""
     drawn: int = 0
     """Pairs of drawn objects so far: each button press gives new ones."""
 
-    def pair(self) -> tuple[Photo, Photo] | None:
+    def pair(self) -> tuple[ShownPhoto, ShownPhoto] | None:
         """Both photos; while one is missing, None, and the visitor is told."""
         first, second = self.photos
         if first is None or second is None:
@@ -326,18 +169,18 @@ def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
 
 def _columns(captions: Sequence[str], names: Sequence[str], **look: Any) -> list[gr.Image]:
     """Pictures side by side, a line of text above each."""
-    found = []
+    images = []
     for caption, name in zip(captions, names, strict=True):
         with gr.Column():
             gr.Markdown(caption)
-            found.append(gr.Image(elem_id=name, **look))
-    return found
+            images.append(gr.Image(elem_id=name, **look))
+    return images
 
 
 def _on_photo(model: DenseFeatures, side: int, file: dict[str, Any], session: Session) -> list[Any]:
     name = Path(file.get("orig_name") or "the photo").name
     try:
-        pixels = decode(read_bytes(file["path"], name=name), name=name, max_pixels=MAX_PIXELS)
+        pixels = read_upload(file["path"], name=name, max_pixels=MAX_PIXELS)
     except ImageError as error:
         # A warning: an error would be stamped over every picture on the page. gradio shows it as
         # HTML, and a file may be called anything.
@@ -353,16 +196,16 @@ def _on_clear(side: int, session: Session) -> list[Any]:
 def _on_drawn(model: DenseFeatures, category: int, session: Session) -> list[Any]:
     seeds = [[session.drawn, category, side] for side in (0, 1)]
     drawn = [draw(category, size=448, generator=np.random.default_rng(seed)) for seed in seeds]
-    first, second = (prepare_photo(model, each.image) for each in drawn)
+    first, second = (prepare_photo(model, instance.image) for instance in drawn)
     session = replace(session, photos=(first, None), drawn=session.drawn + 1)
     return _with_photo(session, 1, second)
 
 
-def _with_photo(session: Session, side: int, photo: Photo | None) -> list[Any]:
+def _with_photo(session: Session, side: int, photo: ShownPhoto | None) -> list[Any]:
     """Everything the page shows after a photo has changed."""
     first, second = session.photos
     photos = (photo, second) if side == 0 else (first, photo)
-    pictures = [to_pil(each.pixels) if each else None for each in photos]
+    pictures = [to_pil(shown.pixels) if shown else None for shown in photos]
     maps = confidence_maps(photos)
     return [replace(session, photos=photos, targets={}), *pictures, *maps, "", None, 0]
 
@@ -376,21 +219,23 @@ def _on_click(
     (x, y), (height, width) = clicked, first.frame.network
     point = torch.tensor([[min(x, width - 1), min(y, height - 1)]]).float()
     match = match_points(first.features, second.features, point, reliability=reliability)
-    found = candidates(match, first.features, second.features)
-    said = _say(first, second, match, found)
-    return marked(first, point), marked(second, found.points), said
+    places = candidates(match, first.features, second.features)
+    said = _say(first, second, match, places)
+    ranks = range(len(places.points))
+    shown = with_discs(second.pixels, places.points, ranks, ranked=True)
+    return with_discs(first.pixels, point, [0], ranked=True), shown, said
 
 
-def _say(first: Photo, second: Photo, match: Matches, found: Candidates) -> str:
+def _say(first: ShownPhoto, second: ShownPhoto, match: Matches, best: Candidates) -> str:
     """The match and its alternatives in words, original pixels."""
     x0, y0 = first.frame.to_original(match.points0)[0].tolist()
     trip = 100 * match.round_trip.item() / max(match.size0)
     sure = "" if match.probability is None else f"right with **{match.probability.item():.0%}**, "
-    places = second.frame.to_original(found.points).tolist()
+    places = second.frame.to_original(best.points).tolist()
     rows = {
         f"A ({x0:.0f}, {y0:.0f}) to": [f"B ({x:.0f}, {y:.0f})" for x, y in places],
-        "similarity": [f"{value:.2f}" for value in found.similarity.tolist()],
-        "with its neighbours' votes": [f"{value:.2f}" for value in found.score.tolist()],
+        "similarity": [f"{value:.2f}" for value in best.similarity.tolist()],
+        "with its neighbours' votes": [f"{value:.2f}" for value in best.score.tolist()],
     }
     ranks = ["", *map(str, range(1, len(places) + 1))]
     table = [ranks, ["-"] * len(ranks), *([name, *row] for name, row in rows.items())]
@@ -407,6 +252,6 @@ def _on_warp(session: Session, way: int, amount: float) -> tuple[Session, Any]:
         return session, gr.skip()
     source, target = pair if way == 0 else pair[::-1]
     if way not in session.targets:
-        found = match_dense(target.features, source.features).points1
-        session = replace(session, targets={**session.targets, way: found})
+        places = match_dense(target.features, source.features).points1
+        session = replace(session, targets={**session.targets, way: places})
     return session, warped(source, target, session.targets[way], amount)

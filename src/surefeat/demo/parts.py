@@ -1,26 +1,44 @@
-"""What a visitor has on the page's tab for parts: photos, clicks, and how they are drawn.
+"""The page's tab for parts: add photos, click the parts in a few, fit, see them in the others.
 
-Convention: the page shows photos with a longest side of 800 pixels; places are kept in the photos'
-own pixels. Each photo is one object, seen whole.
+Convention: clicks arrive in shown pixels; places are kept in the photos' own pixels. Each photo is
+one object, seen whole.
 """
 
 from __future__ import annotations
 
+import html
+import tempfile
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from surefeat.core.geometry import Frame
-from surefeat.core.image import decode, read_bytes, resize
+from surefeat.core.image import ImageError
 from surefeat.data.items import Place
-from surefeat.data.keypoints import KeypointSet, Labelled, make_category
-from surefeat.demo.pictures import SHOWN, disc, to_pil
-from surefeat.show.style import PALETTE
+from surefeat.data.keypoints import KeypointSet, Labelled, make_category, write_coco
+from surefeat.demo.pictures import at_page_size, read_upload, with_discs
+from surefeat.keypoints.detector import KeypointDetector
+from surefeat.model.network import DenseFeatures
 
-# Numbers are white, which does not show on yellow.
-_COLOURS = tuple(colour for colour in PALETTE if colour != "#f0e442")
+try:
+    import gradio as gr
+except ImportError as error:
+    raise ImportError("the web page needs gradio: pip install 'surefeat[demo]'") from error
+
+_HELP = (
+    "1. Name the parts, and add photos of one kind of object.\n"
+    "2. Click the parts in five to ten of them. Skip a part that cannot be seen: choose the next.\n"
+    "3. Fit. The photos without clicks show what was found."
+)
+
+_BUSY = "Learning: about half a minute without a GPU …"
+
+_QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 
 # Pixels below a found photo, where the page puts its caption.
 _MARGIN = 80
@@ -75,40 +93,162 @@ class Parts:
         return replace(self, photos=tuple(photos))
 
 
-def read_photo(path: str, *, name: str, max_pixels: int) -> PartPhoto:
-    """A photo without clicks, at the page's size."""
-    pixels = decode(read_bytes(path, name=name), name=name, max_pixels=max_pixels)
-    original = (pixels.shape[1], pixels.shape[2])
-    height, width = (max(1, round(side * SHOWN / max(original))) for side in original)
-    return PartPhoto(
-        name, path, resize(pixels, size=(height, width)), Frame(original, (height, width))
+def parts_tab(model: DenseFeatures, *, max_pixels: int, kept: int) -> None:
+    """Build the tab; photos of more than `max_pixels` are refused, and forgotten after `kept` s."""
+    session = gr.State(Parts(), time_to_live=kept)
+    gr.Markdown(_HELP)
+    with gr.Row():
+        with gr.Column(scale=1):
+            names = gr.Textbox(
+                label="parts, separated by commas", placeholder="left wheel, right wheel, roof",
+                elem_id="part_names",
+            )  # fmt: skip
+            add = gr.UploadButton(
+                "add photos", file_count="multiple", file_types=["image"], elem_id="part_files"
+            )
+            part = gr.Radio([], label="the next click is", elem_id="part")
+            fit = gr.Button("fit", variant="primary", elem_id="part_fit")
+            told = gr.Markdown(elem_id="part_told")
+            files = [
+                gr.DownloadButton(f"{what} (COCO json)", visible=False)
+                for what in ("labels", "found")
+            ]
+        with gr.Column(scale=2):
+            image = gr.Image(
+                show_label=False, interactive=False, format="png", elem_id="part_photo",
+                height=440, buttons=[],
+            )  # fmt: skip
+            said = gr.Markdown(elem_id="part_said")
+            with gr.Row():
+                moves = [gr.Button(f"{word} photo", size="sm") for word in ("previous", "next")]
+                wipe = gr.Button("clear its clicks", size="sm")
+    shown = [session, image, part, said]
+    names.change(_on_names, [names, session], shown, **_QUIET)
+    add.upload(partial(_on_files, max_pixels), [add, session], shown, **_QUIET)
+    for button, step in zip(moves, (-1, 1), strict=True):
+        button.click(partial(_on_move, step), session, shown, **_QUIET)
+    wipe.click(lambda session: _shown(session.with_places({})), session, shown, **_QUIET)
+    image.select(_on_click, [session, part], shown, **_QUIET)
+    _fit_button(model, fit, session, [told, *files])
+
+
+def _fit_button(
+    model: DenseFeatures, fit: gr.Button, session: gr.State, outputs: list[Any]
+) -> None:
+    """What happens on `fit`, and the gallery below that shows it; it waits until it is done."""
+    gallery = gr.Gallery(
+        show_label=False, columns=3, object_fit="contain", elem_id="part_found", format="png",
+        buttons=["fullscreen", "download"], visible=False,
+    )  # fmt: skip
+    begun = fit.click(
+        lambda: [gr.Button(interactive=False), _BUSY], None, [fit, outputs[0]], **_QUIET
     )
+    done = begun.then(partial(_on_fit, model), session, [*outputs, gallery], **_QUIET)
+    done.then(lambda: gr.Button(interactive=True), None, fit, **_QUIET)
+
+
+def _on_names(text: str, session: Parts) -> list[Any]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    return _shown(replace(session, names=names))
+
+
+def _on_files(max_pixels: int, files: list[str], session: Parts) -> list[Any]:
+    added: dict[str, PartPhoto] = {}
+    for file in files:
+        name = Path(file).name
+        if name in added or name in (photo.name for photo in session.photos):
+            gr.Warning(f"{html.escape(name)} is here already; rename it if it is another photo")
+            continue
+        try:
+            pixels = read_upload(file, name=name, max_pixels=max_pixels)
+            added[name] = PartPhoto(name, file, *at_page_size(pixels))
+        except ImageError as error:
+            gr.Warning(html.escape(str(error)))  # gradio shows it as HTML
+    first = len(session.photos) if added else session.at
+    return _shown(replace(session, photos=(*session.photos, *added.values()), at=first))
+
+
+def _on_move(step: int, session: Parts) -> list[Any]:
+    return _shown(replace(session, at=(session.at + step) % max(1, len(session.photos))))
+
+
+def _on_click(session: Parts, part: str | None, event: gr.SelectData) -> list[Any]:
+    if part is None or part not in session.names:
+        gr.Warning(
+            "all parts have their place: choose one to move it, or go to the next photo"
+            if session.names
+            else "name the parts first, separated by commas"
+        )
+        return _shown(session)
+    photo = session.photos[session.at]
+    (x, y), (height, width) = event.index, photo.frame.network
+    clicked = torch.tensor([float(min(x, width - 1)), float(min(y, height - 1))])
+    place = photo.frame.to_original(clicked).tolist()
+    return _shown(session.with_places(photo.places | {part: (place[0], place[1])}))
+
+
+def _shown(session: Parts) -> list[Any]:
+    """Everything the tab shows of a session; the next click places the first missing part."""
+    missing = session.missing()
+    choices = [
+        (f"{number} {name}{'' if name in missing else ' ✓'}", name)
+        for number, name in enumerate(session.names, 1)
+    ]
+    part = gr.Radio(choices=choices, value=missing[0] if missing else None)
+    if not session.photos:
+        return [session, None, part, ""]
+    photo, count = session.photos[session.at], sum(bool(p.places) for p in session.photos)
+    where = f"photo {session.at + 1} of {len(session.photos)}, {html.escape(photo.name)}"
+    said = f"{where} · photos with clicks: {count}"
+    return [session, clicked_picture(photo, session.names), part, said]
+
+
+def _on_fit(model: DenseFeatures, session: Parts) -> list[Any]:
+    clicked = [photo for photo in session.photos if photo.places.keys() & set(session.names)]
+    others = [photo for photo in session.photos if photo not in clicked]
+    if not clicked:
+        gr.Warning("click the parts in at least one photo first")
+        return ["", gr.skip(), gr.skip(), gr.skip()]
+    labelled = session.labelled(clicked)
+    try:
+        detector = KeypointDetector.fit(model, labelled)
+        objects = detector.label(session.labelled(others))
+    except ImageError as error:  # the server forgets photos after a while
+        gr.Warning(html.escape(str(error)))
+        return ["", gr.skip(), gr.skip(), gr.skip()]
+    both = zip(others, objects.objects, strict=True)
+    pictures = [found_picture(photo, item, session.names) for photo, item in both]
+    folder = Path(tempfile.mkdtemp(prefix="surefeat-"))
+    write_coco(folder / "labels.json", labelled)
+    write_coco(folder / "found.json", objects)
+    rest = f"the parts found in {_count(others)} are below" if others else "add others to try it on"
+    return [
+        f"Learned from {_count(clicked)}; {rest}.",
+        gr.DownloadButton(value=str(folder / "labels.json"), visible=True),
+        gr.DownloadButton(value=str(folder / "found.json"), visible=bool(others)),
+        gr.Gallery(value=pictures, visible=bool(others)),
+    ]
+
+
+def _count(photos: list[PartPhoto]) -> str:
+    return "1 photo" if len(photos) == 1 else f"{len(photos)} photos"
 
 
 def clicked_picture(photo: PartPhoto, names: tuple[str, ...]) -> Image.Image:
     """A photo with the parts clicked in it."""
     places = {name: place for name, place in photo.places.items() if name in names}
     points = photo.frame.to_network(torch.tensor(list(places.values())).reshape(-1, 2))
-    return _marked(photo, [names.index(name) for name in places], points)
+    return with_discs(photo.pixels, points, [names.index(name) for name in places])
 
 
 def found_picture(
     photo: PartPhoto, item: Labelled, names: tuple[str, ...]
 ) -> tuple[Image.Image, str]:
-    """A photo with what was found, above an empty strip for its caption."""
+    """A photo with what was found, above an empty strip for its caption, and that."""
     assert item.scores is not None
     points = photo.frame.to_network(item.points)
-    marked = _marked(photo, list(range(len(points))), points)
+    marked = with_discs(photo.pixels, points, range(len(points)))
     picture = Image.new("RGB", (marked.width, marked.height + _MARGIN), "white")
     picture.paste(marked)
     least = int(item.scores.argmin())
     return picture, f"least sure: {least + 1} {names[least]} {float(item.scores[least]):.2f}"
-
-
-def _marked(photo: PartPhoto, numbers: list[int], points: Tensor) -> Image.Image:
-    """The photo with a numbered disc per part; points (N, 2) in shown pixels."""
-    picture = to_pil(photo.pixels)
-    for number, (x, y) in zip(numbers, points.tolist(), strict=True):
-        mark = disc(SHOWN / 45, _COLOURS[number % len(_COLOURS)], str(number + 1))
-        picture.paste(mark, (round(x - mark.width / 2), round(y - mark.height / 2)), mark)
-    return picture

@@ -1,7 +1,12 @@
-"""What the web page computes and draws: photos as shown, alternatives, marks, confidence, warps."""
+"""What the web page computes and draws: photos as shown, alternatives, discs, confidence, warps.
+
+Convention: the page shows photos with a longest side of SHOWN pixels, and features are asked in
+those; a photo's Frame leads back to its own pixels.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,12 +14,13 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from surefeat.core.geometry import Frame, cell_centres
-from surefeat.core.image import resize
+from surefeat.core.image import decode, read_bytes, resize
 from surefeat.match.dense import warp_image
 from surefeat.match.points import Matches
 from surefeat.match.search import PEAK_RADIUS, Voting, even_grid, prepare, vote
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
+from surefeat.show.style import GREY, MAP, PALETTE
 
 try:
     from matplotlib import colormaps
@@ -27,13 +33,29 @@ SHOWN = 800
 ALTERNATIVES = 3
 """Next best places shown beside a match."""
 
-COLOURS = ("#d55e00", "#0072b2", "#56b4e9", "#7b8794")
-"""Of the match and its alternatives."""
+COLOURS = tuple(colour for colour in PALETTE if colour != "#f0e442")
+"""Of numbered discs; the numbers are white, which does not show on yellow."""
+
+RANKED = (PALETTE[1], PALETTE[0], PALETTE[5], GREY)
+"""Of a match and its alternatives: the first stands out."""
+
+
+def read_upload(path: str, *, name: str, max_pixels: int) -> Tensor:
+    """A visitor's photo: (3, H, W) uint8; ImageError for what is none, or is too large."""
+    return decode(read_bytes(path, name=name), name=name, max_pixels=max_pixels)
+
+
+def at_page_size(pixels: Tensor) -> tuple[Tensor, Frame]:
+    """A photo (3, H, W) as the page shows it, and the Frame from its own pixels to those shown."""
+    original = (pixels.shape[1], pixels.shape[2])
+    scale = SHOWN / max(original)
+    shown = (max(1, round(original[0] * scale)), max(1, round(original[1] * scale)))
+    return resize(pixels, size=shown), Frame(original, shown)
 
 
 @dataclass(frozen=True, eq=False)
-class Photo:
-    """A photo as the page shows it."""
+class ShownPhoto:
+    """A photo as the page shows it, with its features."""
 
     pixels: Tensor
     """(3, h, w) uint8."""
@@ -43,17 +65,13 @@ class Photo:
     """From the photo's own pixels (original) to those shown (network)."""
 
 
-def prepare_photo(model: DenseFeatures, pixels: Tensor) -> Photo:
+def prepare_photo(model: DenseFeatures, pixels: Tensor) -> ShownPhoto:
     """A photo (3, H, W) uint8 at the page's size, with its features."""
-    original = (pixels.shape[1], pixels.shape[2])
-    scale = SHOWN / max(original)
-    frame = Frame(
-        original, (max(1, round(original[0] * scale)), max(1, round(original[1] * scale)))
-    )
+    shown, frame = at_page_size(pixels)
     features = model.extract(pixels)[0].to("cpu")
     # Seen in full and asked about in the pixels of the page.
     features = replace(features, frame=Frame(frame.network, features.frame.network))
-    return Photo(resize(pixels, size=frame.network), features, frame)
+    return ShownPhoto(shown, features, frame)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +111,7 @@ def candidates(match: Matches, features0: Features, features1: Features) -> Cand
     return Candidates(points, similarity[index], score[index])
 
 
-def warped(source: Photo, target: Photo, places: Tensor, amount: float) -> Image.Image:
+def warped(source: ShownPhoto, target: ShownPhoto, places: Tensor, amount: float) -> Image.Image:
     """The source in the target's frame, moved by `amount` in [0, 1] of the way.
 
     places: (h, w, 2), for every pixel of the target its place in the source.
@@ -104,7 +122,9 @@ def warped(source: Photo, target: Photo, places: Tensor, amount: float) -> Image
     return to_pil(warp_image(source.pixels, torch.lerp(start, places, amount) - pixels))
 
 
-def confidence_maps(photos: tuple[Photo | None, Photo | None]) -> list[Image.Image | None]:
+def confidence_maps(
+    photos: tuple[ShownPhoto | None, ShownPhoto | None],
+) -> list[Image.Image | None]:
     """1/sigma over the grey photos, on one scale for both."""
     known = [photo.features.confidence.flatten() for photo in photos if photo]
     if not known:
@@ -113,11 +133,11 @@ def confidence_maps(photos: tuple[Photo | None, Photo | None]) -> list[Image.Ima
     return [_confidence_map(photo, low, high) if photo else None for photo in photos]
 
 
-def _confidence_map(photo: Photo, low: float, high: float) -> Image.Image:
+def _confidence_map(photo: ShownPhoto, low: float, high: float) -> Image.Image:
     places = cell_centres(size=photo.frame.network, stride=1.0)
     values = photo.features.confidence_at(places).reshape(photo.frame.network)
     shares = ((values - low) / max(high - low, 1e-6)).clamp(0, 1)
-    colour = torch.from_numpy(colormaps["viridis"](shares.numpy())[..., :3]).permute(2, 0, 1)
+    colour = torch.from_numpy(colormaps[MAP](shares.numpy())[..., :3]).permute(2, 0, 1)
     grey = photo.pixels.float().mean(0) / 255
     return to_pil(((0.65 * colour + 0.35 * grey) * 255).round().byte())
 
@@ -127,12 +147,17 @@ def to_pil(pixels: Tensor) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
 
 
-def marked(photo: Photo, points: Tensor) -> Image.Image:
-    """The photo with numbered discs at points (N, 2), the first on top."""
-    picture = to_pil(photo.pixels)
-    radius = max(photo.frame.network) / 40
-    for rank, (x, y) in reversed(list(enumerate(points.tolist()))):
-        mark = disc(radius if rank == 0 else 0.75 * radius, COLOURS[rank], str(rank + 1))
+def with_discs(
+    pixels: Tensor, points: Tensor, labels: Sequence[int], *, ranked: bool = False
+) -> Image.Image:
+    """A photo with discs at points (N, 2), numbered from 1 and coloured by their labels.
+
+    ranked: label 0 is the match, drawn on top; the others are its alternatives, and smaller.
+    """
+    picture, colours = to_pil(pixels), RANKED if ranked else COLOURS
+    for label, (x, y) in sorted(zip(labels, points.tolist(), strict=True), reverse=ranked):
+        radius = SHOWN / 45 * (0.75 if ranked and label else 1.0)
+        mark = disc(radius, colours[label % len(colours)], str(label + 1))
         picture.paste(mark, (round(x - mark.width / 2), round(y - mark.height / 2)), mark)
     return picture
 
