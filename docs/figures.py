@@ -33,9 +33,9 @@ from surefeat.core.geometry import box_area
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import read_coco
 from surefeat.match.proposals import propose
-from surefeat.match.regions import LOWER_WEIGHT
 from surefeat.measure.results import Score
 from surefeat.measure.tables import CONTROL, TITLES, published, read_fewshot, sizes_of
+from surefeat.model.config import REGION_WEIGHTS
 from surefeat.show.objects import keypoints as object_keypoints
 from surefeat.show.results import region_figure
 from surefeat.show.style import (
@@ -140,7 +140,7 @@ def motorcycles() -> tuple[list[Tensor], list[surefeat.Features]]:
 def region_matches() -> Figure:
     photos, features = motorcycles()
     boxes = [middling(propose(photo), photo) for photo in photos]
-    regions = surefeat.match_regions(*features, *boxes, lower_weight=LOWER_WEIGHT)
+    regions = surefeat.match_regions(*features, *boxes, lower_weight=REGION_WEIGHTS[1])
     return viz.region_matches(*photos, regions, top=6, overlap=0.15)
 
 

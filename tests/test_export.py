@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from surefeat.core.geometry import cell_centres
 from surefeat.data.drawn import draw
 from surefeat.exporting import ABOUT, OUTPUTS, export
+from surefeat.model.config import ModelConfig
 from surefeat.model.features import Features
-from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "onnx_match.py"

@@ -46,8 +46,8 @@ from surefeat.match.proposals import write_proposals as store_proposals
 from surefeat.measure.fewshot_settings import FewShot
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.rows import Row, untrained_row
+from surefeat.model.config import ModelConfig
 from surefeat.model.features import Features
-from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
 
 if TYPE_CHECKING:

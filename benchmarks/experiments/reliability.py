@@ -27,8 +27,8 @@ from surefeat.data.pairs import Pair
 from surefeat.match.points import Matches, match_points
 from surefeat.measure.metrics import pck_over_pairs
 from surefeat.measure.reliability import fit_reliability, match_signs
+from surefeat.model.config import WEIGHTS, model_folder
 from surefeat.model.features import Features
-from surefeat.model.files import WEIGHTS, model_folder
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import SIGNS
 
@@ -90,7 +90,8 @@ def main() -> None:
     matches, correct = match_all(model, train, side=side, voting=True)
     metrics[f"train list, {side} px, voting"] = accuracy(matches, train)
     fitted = fit_reliability(
-        matches, correct, voting=True, right_within=RIGHT_WITHIN, weights_sha256=digest,
+        matches, correct, voting=True, right_within=RIGHT_WITHIN, sides=[side],
+        weights_sha256=digest,
         fitted_on=f"PF-PASCAL, {len(train)} pairs of the train list without test images",
     )  # fmt: skip
     matches, correct = match_all(model, val, side=side, voting=True)

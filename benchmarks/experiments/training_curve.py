@@ -27,7 +27,7 @@ from surefeat.learn.pretrain import load_pictures
 from surefeat.learn.runs import Run
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.rows import model_row
-from surefeat.model.files import WEIGHTS
+from surefeat.model.config import WEIGHTS
 from surefeat.model.network import DenseFeatures
 
 STAGES = (0, 25, 50, 100, 150, 200, 300, 400, 500, 750, 1000)

@@ -22,7 +22,7 @@ from surefeat.core.geometry import apply_affine, fit_thin_plate, invert, sample
 from surefeat.core.image import load, resize
 from surefeat.match.dense import match_dense
 from surefeat.match.points import match_points
-from surefeat.model.files import WEIGHTS, model_folder
+from surefeat.model.config import WEIGHTS, model_folder
 from surefeat.model.network import DenseFeatures
 
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket")

@@ -31,7 +31,7 @@ from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.measure.fewshot_data import held_out
 from surefeat.measure.metrics import hits, longer_side
-from surefeat.model.files import WEIGHTS, model_folder
+from surefeat.model.config import WEIGHTS, model_folder
 from surefeat.model.network import DenseFeatures
 
 LABELS, OTHERS = 10, 60

@@ -27,9 +27,11 @@ from surefeat.match.dense import match_dense
 from surefeat.match.points import match_points
 from surefeat.match.regions import match_regions
 from surefeat.match.search import PEAK_RADIUS, Voting, even_grid, prepare, voting_grid
+from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
 
 Array = npt.NDArray[np.float32]
+WEIGHTS = dict(zip(("descriptor_weight", "lower_weight"), POINT_WEIGHTS, strict=True))
 
 
 def features(seed: int, device: str) -> Features:
@@ -93,7 +95,7 @@ class NumpyVoting:
 
     def __init__(self, pair: list[Features]) -> None:
         self.settings = Voting()
-        self.sides = [prepare(f, descriptor_weight=0.5, lower_weight=1.0) for f in pair]
+        self.sides = [prepare(f, **WEIGHTS) for f in pair]
         self.grids = [voting_grid(f.frame.network, self.settings.grid) for f in pair]
         self.places = self.sides[1].vectors.cpu().numpy()
         vectors = [
@@ -186,7 +188,7 @@ def point_row(pair: list[Features], repeats: int) -> dict[str, float]:
         return index
 
     reference, index = timed(both_ways, 1)
-    places = prepare(pair[1], descriptor_weight=0.5, lower_weight=1.0).points[index]
+    places = prepare(pair[1], **WEIGHTS).points[index]
     same = (places - found.points1).abs().amax(1) < 1e-2
     return row(ours, reference, same.float().mean().item())
 
@@ -197,7 +199,7 @@ def dense_row(pair: list[Features], repeats: int) -> dict[str, float]:
     ours, found = timed(lambda: match_dense(*pair, size=size), repeats)
     points = even_grid(pair[0], size=size)
     reference, index = timed(lambda: NumpyVoting(pair).match_all(points), 1)
-    places = prepare(pair[1], descriptor_weight=0.5, lower_weight=1.0).points[index]
+    places = prepare(pair[1], **WEIGHTS).points[index]
     x, y = points.round().long().unbind(-1)
     apart = (found.points1[y, x] - places).norm(dim=-1)
     return row(ours, reference, (apart < PEAK_RADIUS * 500 / 2).float().mean().item())

@@ -20,7 +20,7 @@ import timm
 import torch
 
 from surefeat.core.files import choose_device, environment, file_hash, write_json
-from surefeat.model.files import WEIGHTS, model_folder
+from surefeat.model.config import WEIGHTS, model_folder
 from surefeat.model.network import DenseFeatures
 
 OURS = {

@@ -17,8 +17,8 @@ from surefeat.cli.output import say
 from surefeat.data.drawn import write_folder
 from surefeat.match.points import match_points
 from surefeat.match.search import WIDE_VOTING
+from surefeat.model.config import ModelConfig
 from surefeat.model.features import Features, extract_scales
-from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
 from surefeat.show import match_page
 

@@ -27,7 +27,7 @@ from surefeat.core.files import (
     write_model,
     write_tensors,
 )
-from surefeat.model.files import ModelConfig
+from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 
 

@@ -18,7 +18,7 @@ from surefeat.core.image import load, resize
 from surefeat.data.drawn import draw
 from surefeat.match.dense import match_dense
 from surefeat.match.points import match_points
-from surefeat.model.files import ModelConfig
+from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 
 pytest.importorskip("gradio", reason="needs the demo extra")

@@ -14,7 +14,7 @@ from PIL import Image
 from surefeat.data.drawn import draw
 from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.data.keypoints import read_coco
-from surefeat.model.files import ModelConfig
+from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 
 pytest.importorskip("gradio", reason="needs the demo extra")

@@ -20,7 +20,7 @@ from surefeat.data.items import Item, SourceError
 from surefeat.learn.pretrain import join_processes
 from surefeat.learn.runs import Run
 from surefeat.learn.selfcheck import check_folder
-from surefeat.model.files import ModelConfig
+from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 from tiny import SIDE, images, learn, same_bits, tiny, weights
 

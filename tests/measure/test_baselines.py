@@ -20,7 +20,7 @@ from surefeat.measure.rows import (
     join_layers,
     model_row,
 )
-from surefeat.model.files import ModelConfig
+from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 from surefeat.model.trunks import ResNet50, Vgg16
 

@@ -20,7 +20,7 @@ from surefeat.measure.fewshot_data import Material, prepare_material
 from surefeat.measure.results import Score, read_result
 from surefeat.measure.rows import untrained_row
 from surefeat.measure.tables import class_table, read_fewshot, round_table
-from surefeat.model.files import ModelConfig
+from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 from tiny import SETTINGS, colours, oracle, write_benchmark, write_photos
 

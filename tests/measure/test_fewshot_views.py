@@ -21,7 +21,7 @@ from surefeat.measure.fewshot_data import (
 )
 from surefeat.measure.fewshot_views import Plan, Views, cut, extract, plain_plan, random_plan
 from surefeat.measure.rows import at_size, build_row
-from surefeat.model.files import ModelConfig
+from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 from tiny import COLOURS, KINDS, SIDE, colours, write_benchmark, write_photos
 

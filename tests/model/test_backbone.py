@@ -9,7 +9,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from surefeat.model.files import ModelConfig
+from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 from surefeat.model.trunks import ResNet50, Vgg16, build_trunk, conv_bn
 from surefeat.model.weights import load_initial, read_weights, stride_in_1x1_of

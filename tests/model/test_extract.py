@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from surefeat.data.drawn import write_folder
+from surefeat.model.config import ModelConfig
 from surefeat.model.extract import extract_to_folder
 from surefeat.model.features import Features
-from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
 
 HERE = Path(__file__).parents[1]

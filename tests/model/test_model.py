@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +16,11 @@ import torch
 from PIL import Image
 
 from surefeat.core.files import file_hash
-from surefeat.model.files import SETTINGS, SHIPPED, WEIGHTS, ModelConfig, model_folder
+from surefeat.match.points import match_points
+from surefeat.match.search import Voting
+from surefeat.model.config import SETTINGS, SHIPPED, WEIGHTS, ModelConfig, model_folder
 from surefeat.model.network import DenseFeatures
+from surefeat.model.probability import Reliability
 from surefeat.model.weights import quantise, widen
 
 SMALL = ModelConfig(trunk="small", channels=8, longest_side=64)
@@ -115,9 +123,133 @@ def test_a_folder_of_another_architecture_is_refused(small: DenseFeatures, tmp_p
         DenseFeatures.from_pretrained(tmp_path)
 
 
-def test_a_missing_model_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_a_missing_model_says_what_was_looked_for_and_what_is_there(
+    small: DenseFeatures, tmp_path: Path
+) -> None:
     with pytest.raises(FileNotFoundError, match=r"model\.json and model\.safetensors"):
         DenseFeatures.from_pretrained(tmp_path)
+    small.save_pretrained(tmp_path / "birds" / "model")
+    with pytest.raises(FileNotFoundError, match=r"no model at .*brids .* there are \S*birds; "):
+        DenseFeatures.from_pretrained(tmp_path / "brids")
+
+
+def test_only_a_name_that_says_so_is_fetched_from_the_hub(
+    small: DenseFeatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small.save_pretrained(tmp_path / "fetched")
+    asked: list[str] = []
+    client = ModuleType("huggingface_hub")
+
+    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
+        asked.append(name)
+        if name != "somebody/birds":
+            raise RuntimeError
+        return str(tmp_path / "fetched")
+
+    client.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", client)
+    for typo in ("runs/x", "somebody/birds"):
+        with pytest.raises(FileNotFoundError, match=f"no model at {typo} .* hub:OWNER/NAME"):
+            DenseFeatures.from_pretrained(typo)
+    assert not asked
+    assert DenseFeatures.from_pretrained("hub:somebody/birds").config == small.config
+    with pytest.raises(FileNotFoundError, match=r"could not fetch somebody/brids .*check the name"):
+        DenseFeatures.from_pretrained("hub:somebody/brids")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match="pip install huggingface_hub"):
+        DenseFeatures.from_pretrained("hub:somebody/birds")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(
+    number: float, small: DenseFeatures, tmp_path: Path
+) -> None:
+    with torch.no_grad():
+        small.head.weight[3, 2] = number
+        small.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"head\.weight holds NaN or infinite numbers"):
+        DenseFeatures.from_pretrained(tmp_path)
+    trunk = small.trunk.state_dict()
+    first = next(iter(trunk))
+    trunk[first] = trunk[first].clone()
+    trunk[first].view(-1)[0] = number
+    torch.save(trunk, tmp_path / "trunk.pth")
+    with pytest.raises(ValueError, match=f"{first} holds NaN"):
+        DenseFeatures.create(SMALL, init=tmp_path / "trunk.pth")
+
+
+def known(**changes: Any) -> Reliability:
+    numbers = (1.0, 0.5, -0.5, 0.25)
+    given = {"voting": True, "right_within": 0.1, "fitted_on": "pairs", "matches": 9}
+    return Reliability(numbers, 0.1, numbers, (1.0,) * 4, **given | changes)
+
+
+def test_what_a_model_knows_of_its_matches_stays_with_its_own_weights(
+    small: DenseFeatures, tmp_path: Path
+) -> None:
+    small.reliability = known(sides=(64,))
+    small.save_pretrained(tmp_path)
+    again = DenseFeatures.from_pretrained(tmp_path, device="cpu")
+    assert again.reliability is not None
+    assert again.reliability.weights_sha256 == again.weights_sha256 == file_hash(tmp_path / WEIGHTS)
+    known(weights_sha256="0" * 64).save(tmp_path)
+    assert DenseFeatures.from_pretrained(tmp_path, device="cpu").reliability is None
+    again.reliability = None
+    again.save_pretrained(tmp_path)
+    assert Reliability.load(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("sides", "given", "said"),
+    [((64,), 64, True), ((64,), 96, False), ((64,), 48, False), ((48, 96), 64, True),
+     ((48, 96), 104, False), ((), 64, False)],
+)  # fmt: skip
+def test_matches_have_a_probability_only_at_sizes_it_was_fitted_for(
+    sides: tuple[int, ...], given: int, said: bool, small: DenseFeatures
+) -> None:
+    small.reliability = known(sides=sides)
+    pair = small.extract([_photo((60, 80), 0), _photo((80, 70), 1)], longest_side=given)
+    assert (match_points(*pair, count=9).probability is not None) is said
+    (other,) = small.extract(_photo((80, 70), 1), longest_side=200)
+    assert match_points(pair[0], other, count=9).probability is None
+    assert match_points(other, pair[0], count=9).probability is None
+
+
+def test_other_settings_than_the_fitted_ones_give_no_probability(small: DenseFeatures) -> None:
+    small.reliability = known(sides=(64,))
+    pair = small.extract([_photo((60, 80), 0), _photo((80, 70), 1)])
+    assert match_points(*pair, count=9).probability is not None
+    for changed in (
+        {"voting": False}, {"voting": Voting(weight=0.2)}, {"voting": Voting()},
+        {"descriptor_weight": 1.0}, {"lower_weight": 0.5},
+    ):  # fmt: skip
+        assert match_points(*pair, count=9, **changed).probability is None, changed
+
+
+def test_probability_follows_its_printed_formula() -> None:
+    """Each sign by itself, so that none can stand for another; two go by their logarithm."""
+    score, margin = torch.tensor([0.3, 0.8]), torch.tensor([0.05, 0.6])
+    trip, confidence = torch.tensor([0.0, 0.2]), torch.tensor([0.5, 4.0])
+    weights, mean, scale = (1.5, -0.7, 0.4, 2.0), (0.5, 0.1, -3.0, 1.0), (0.2, 0.5, 0.7, 0.3)
+    fitted = Reliability(weights, -0.2, mean, scale, True, 0.1, "pairs", 9)
+    for row, chance in enumerate(fitted.predict(score, margin, trip, confidence).tolist()):
+        signs = [float(score[row]), float(margin[row]), math.log(float(trip[row]) + 0.01),
+                 math.log(float(confidence[row]))]  # fmt: skip
+        total = sum(w * (s - m) / d for w, s, m, d in zip(weights, signs, mean, scale, strict=True))
+        assert chance == pytest.approx(1 / (1 + math.exp(0.2 - total)), rel=1e-5)
+
+
+def test_sigma_never_falls_below_its_floor(small: DenseFeatures) -> None:
+    with torch.no_grad():
+        small.head.bias[-1] = -100.0
+        sigma = small(torch.rand(1, 3, 64, 64)).uncertainty
+    torch.testing.assert_close(sigma, torch.full_like(sigma, SMALL.sigma_floor))
+    floor = replace(SMALL, sigma_floor=0.2)
+    torch.manual_seed(0)
+    higher = DenseFeatures(floor).eval()
+    with torch.no_grad():
+        assert higher(torch.rand(1, 3, 64, 64)).uncertainty.min() > 0.2
 
 
 def test_an_unknown_lower_layer_is_refused_with_the_known_ones() -> None:
@@ -134,7 +266,9 @@ def test_shipped_models_are_whole_and_load_without_network(name: str | None, cha
     (found,) = model.extract(_photo((96, 128)), longest_side=128)
     assert found.descriptors.shape == (128, 6, 8)
     assert found.lower.shape == (channels, 6, 8)
-    assert found.reliability is not None
+    assert found.reliability is None  # it is fitted at 320 pixels
+    assert model.reliability is not None
+    assert model.reliability.sides == (320,)
     torch.testing.assert_close(found.descriptors.norm(dim=0), torch.ones(6, 8))
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from surefeat.core.geometry import Frame
 from surefeat.match.search import find, prepare
+from surefeat.model.config import ModelConfig
 from surefeat.model.features import Features, extract_scales, join_scales
-from surefeat.model.files import ModelConfig
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import SIGNS, Reliability
 

@@ -34,7 +34,7 @@ from surefeat.demo.pictures import (
 )
 from surefeat.match.dense import match_dense
 from surefeat.match.points import Matches, match_points
-from surefeat.model.files import model_folder
+from surefeat.model.config import model_folder
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import Reliability
 

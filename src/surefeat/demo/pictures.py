@@ -18,6 +18,7 @@ from surefeat.core.image import decode, read_bytes, resize
 from surefeat.match.dense import warp_image
 from surefeat.match.points import Matches
 from surefeat.match.search import PEAK_RADIUS, Voting, even_grid, prepare, vote
+from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.show.style import GREY, MAP, PALETTE
@@ -91,8 +92,9 @@ def candidates(match: Matches, features0: Features, features1: Features) -> Cand
 
     Peaks of what match_points maximises, each farther than PEAK_RADIUS from those before it.
     """
+    own, below = POINT_WEIGHTS
     side0, side1 = (
-        prepare(f, descriptor_weight=0.5, lower_weight=1.0) for f in (features0, features1)
+        prepare(f, descriptor_weight=own, lower_weight=below) for f in (features0, features1)
     )
     votes = vote(side0, side1, Voting())
     h0, w0, high, wide = votes.histograms.shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from surefeat.model.files import ModelConfig, Trained
+from surefeat.model.config import ModelConfig, Trained
 
 LossKind = Literal["probabilistic", "plain", "contrastive"]
 

@@ -18,6 +18,7 @@ from surefeat.core.geometry import cell_centres, sample
 from surefeat.match.regions import RegionMatches
 from surefeat.match.sd_filter import DEFAULTS, SDSettings, sd_filter
 from surefeat.match.search import Voting, even_grid, find, join, prepare_pair, vote
+from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
 
 DISCOUNT = 0.05
@@ -202,8 +203,8 @@ def match_dense(
     *,
     voting: bool | Voting = True,
     size: tuple[int, int] | None = None,
-    descriptor_weight: float = 0.5,
-    lower_weight: float = 1.0,
+    descriptor_weight: float = POINT_WEIGHTS[0],
+    lower_weight: float = POINT_WEIGHTS[1],
 ) -> DenseMatches:
     """Where every pixel of image 0 lies in image 1, original pixels.
 

@@ -22,6 +22,7 @@ from surefeat.match.search import (
     prepare_pair,
     vote_both_ways,
 )
+from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features, stack_points
 from surefeat.model.probability import Reliability, mean_predicted_loss
 
@@ -161,8 +162,8 @@ def match_points(
     *,
     count: int = 200,
     voting: bool | Voting = True,
-    descriptor_weight: float = 0.5,
-    lower_weight: float = 1.0,
+    descriptor_weight: float = POINT_WEIGHTS[0],
+    lower_weight: float = POINT_WEIGHTS[1],
     refine: bool = True,
     mutual: bool = False,
     min_score: float | None = None,
@@ -179,7 +180,7 @@ def match_points(
     reliability: gives each match its probability; by default the model's own, if it has one.
     """
     weights = {"descriptor_weight": descriptor_weight, "lower_weight": lower_weight}
-    standard = (descriptor_weight, lower_weight) == (0.5, 1.0) and not isinstance(voting, Voting)
+    standard = (descriptor_weight, lower_weight) == POINT_WEIGHTS and not isinstance(voting, Voting)
     side0, side1 = prepare_pair(features0, features1, **weights)
     settings = Voting() if voting is True else voting
     there, back = vote_both_ways(side0, side1, settings) if settings else (None, None)
@@ -190,6 +191,7 @@ def match_points(
         points = _places(side0, side1, there, back, count=count, mutual=mutual)
     found = _match(side0, side1, points, there, back, refine=refine)
     voted, known = there is not None, features0.reliability
+    known = known if known == features1.reliability else None  # other models, other sizes
     # The model's own was fitted with the default settings, so others get no probability from it.
     if reliability is None and known is not None and known.voting == voted and standard:
         reliability = known

@@ -17,10 +17,6 @@ from surefeat.model.features import Features, Layer, Pooling, bin_regions, pool_
 POOLED = 7
 """Bins each way [P]."""
 
-LOWER_WEIGHT = 3.0
-"""Of the lower layer beside 1 for descriptors, where bins keep maxima: chosen for the trained
-ResNet-50 on PF-PASCAL val (results/log.md), used for every trained model. The paper has 1."""
-
 # Entries of the score matrix held at once; bounds memory for any number of boxes.
 _CHUNK = 1 << 24
 

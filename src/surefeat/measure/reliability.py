@@ -20,6 +20,7 @@ def fit_reliability(
     right_within: float,
     fitted_on: str,
     weights_sha256: str = "",
+    sides: Sequence[int] = (),
     ridge: float = 1e-4,
 ) -> Reliability:
     """Fit on the matches of many pairs; correct: per pair (N,) bool.
@@ -48,6 +49,7 @@ def fit_reliability(
         fitted_on=fitted_on,
         matches=len(table),
         weights_sha256=weights_sha256,
+        sides=tuple(sides),
     )
 
 

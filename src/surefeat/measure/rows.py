@@ -19,9 +19,8 @@ from torch import Tensor
 
 from surefeat.core.files import file_hash
 from surefeat.core.geometry import Frame
-from surefeat.match.regions import LOWER_WEIGHT
+from surefeat.model.config import POINT_WEIGHTS, REGION_WEIGHTS, WEIGHTS, model_folder
 from surefeat.model.features import Features
-from surefeat.model.files import WEIGHTS, model_folder
 from surefeat.model.network import DenseFeatures
 from surefeat.model.trunks import ResNet50, Trunk, Vgg16
 from surefeat.model.weights import load_initial, read_weights, stride_in_1x1_of
@@ -182,9 +181,9 @@ def model_row(
         layer_weights=layer_weights,
         weights_sha256=file_hash(model_folder(source) / WEIGHTS),
         lower=True,
-        descriptor_weight=0.5,
-        lower_weight=1.0,
-        region_weights=(1.0, LOWER_WEIGHT),
+        descriptor_weight=POINT_WEIGHTS[0],
+        lower_weight=POINT_WEIGHTS[1],
+        region_weights=REGION_WEIGHTS,
         confidence=model.has_confidence,
         settings={"trunk": model.config.trunk, "lower": model.lower},
     )

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefeat.core.files import choose_device, to_dict, write_model
+from surefeat.core.files import choose_device, file_hash, to_dict, write_model
 from surefeat.core.geometry import Frame, interpolation, pixel_to_grid
 from surefeat.core.image import EXTENSIONS, ImageError, ImageLike, prepare
-from surefeat.model.features import Features
-from surefeat.model.files import (
+from surefeat.model.config import (
     SETTINGS,
     WEIGHTS,
     ModelConfig,
@@ -23,10 +22,11 @@ from surefeat.model.files import (
     model_folder,
     read_settings,
 )
+from surefeat.model.features import Features
 from surefeat.model.probability import FILE as RELIABILITY
 from surefeat.model.probability import Reliability
 from surefeat.model.trunks import build_trunk
-from surefeat.model.weights import load_initial, quantise, stride_in_1x1_of, widen
+from surefeat.model.weights import check_finite, load_initial, quantise, stride_in_1x1_of, widen
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class DenseFeatures(nn.Module):
         self.config = config or ModelConfig()
         self.trunk = build_trunk(self.config.trunk, stride_in_1x1=self.config.stride_in_1x1)
         self.reliability: Reliability | None = None
+        self.weights_sha256 = ""  # of the file it was read from or last written to
         self.lower = _lower_layer(self.config, list(self.trunk.taps))
         self.head = nn.Conv2d(self.trunk.taps[self.trunk.last], self.config.channels + 1, 1)
         _start_sigma_near_one(self.head, self.config.sigma_floor)
@@ -120,6 +121,7 @@ class DenseFeatures(nn.Module):
 
         Statistics of layers that do not learn stay frozen whatever `batch_norm` says.
         """
+        self.weights_sha256 = ""  # they are about to change
         self.requires_grad_(trained == "all")
         self.head.requires_grad_(True)
         if trained == "last":
@@ -169,6 +171,7 @@ class DenseFeatures(nn.Module):
         safe = device.type == "cuda" and torch.cuda.is_bf16_supported()
         with torch.autocast(device.type, torch.bfloat16, enabled=safe):
             maps, lower = self.forward_with_lower(stack)
+        known = self.reliability
         for row, (index, _, frame, name) in enumerate(group):
             yield (
                 index,
@@ -179,7 +182,7 @@ class DenseFeatures(nn.Module):
                     frame=frame,
                     stride=self.stride,
                     name=name,
-                    reliability=self.reliability,
+                    reliability=known if known and known.holds_at(frame.network) else None,
                 ),
             )
 
@@ -187,18 +190,18 @@ class DenseFeatures(nn.Module):
         """Write model.json and model.safetensors; int8 stores filters in a quarter of the space."""
         folder, state = Path(folder), self.state_dict()
         state = quantise({k: v.cpu() for k, v in state.items()}) if int8 else state
-        about = {"config": to_dict(self.config)}
-        write_model(folder / WEIGHTS, state, folder / SETTINGS, about)
-        if self.reliability is not None:
-            self.reliability.save(folder)
-        else:
+        if self.reliability is None:
             (folder / RELIABILITY).unlink(missing_ok=True)  # of a model that was here before
+        write_model(folder / WEIGHTS, state, folder / SETTINGS, {"config": to_dict(self.config)})
+        self.weights_sha256 = file_hash(folder / WEIGHTS)
+        if self.reliability is not None:
+            replace(self.reliability, weights_sha256=self.weights_sha256).save(folder)
 
     @classmethod
     def from_pretrained(
         cls, source: str | Path | None = None, *, device: str | torch.device | None = None
     ) -> DenseFeatures:
-        """A model in eval mode: one that ships (resnet50, vgg16), a folder, a run or a hub id.
+        """A model in eval mode: one that ships (resnet50, vgg16), a folder, a run, hub:OWNER/NAME.
 
         The weights are checked against their hash; device: by default the best there is.
         """
@@ -206,13 +209,18 @@ class DenseFeatures(nn.Module):
 
         where = choose_device(device)
         folder = model_folder(source)
-        config, weights = read_settings(folder)
+        config, weights, digest = read_settings(folder)
         model = cls(config)
+        state = widen(load_file(weights))
+        check_finite(state, what=str(weights))
         try:
-            model.load_state_dict(widen(load_file(weights)))
+            model.load_state_dict(state)
         except RuntimeError as error:
             raise ValueError(f"{folder}: weights and {SETTINGS} are of different models") from error
-        model.reliability = Reliability.load(folder)
+        known = Reliability.load(folder)
+        # One that was fitted to other weights says nothing of these.
+        model.reliability = known if known and known.weights_sha256 in ("", digest) else None
+        model.weights_sha256 = digest
         return model.eval().to(where)
 
 

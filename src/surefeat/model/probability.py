@@ -1,7 +1,7 @@
-"""From what a match looks like to the probability that it is right.
+"""Probabilities: the paper's density of the matching loss, and how probably a match is right.
 
-A logistic model of four signs: similarity, peak margin, round trip and the confidence of the two
-places. Fitting needs pairs with known answers and lives in `surefeat.eval.reliability`.
+The second is a logistic model of four signs: similarity, peak margin, round trip and the confidence
+of the two places. Fitting it needs pairs with known answers: `measure.reliability`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,36 @@ import torch
 from torch import Tensor
 
 from surefeat.core.files import write_json
+
+# Below this 1/sigma the closed form of the log-normaliser loses digits and its series takes over.
+_SERIES = 1e-3
+
+
+def log_normaliser(inverse_sigma: Tensor) -> Tensor:
+    """log((1 - exp(-b)) / b) for b = 1/sigma > 0, any shape; stable from b = 1e-6 to 1e6.
+
+    It is log C(sigma) - 1/sigma with the paper's C(sigma) = sigma (exp(1/sigma) - 1).
+    """
+    small = inverse_sigma < _SERIES
+    # Both branches must stay finite for the gradient of torch.where.
+    b = torch.where(small, torch.ones_like(inverse_sigma), inverse_sigma)
+    series = torch.where(small, inverse_sigma, torch.zeros_like(inverse_sigma))
+    exact = torch.log(-torch.expm1(-b) / b)
+    return torch.where(small, -series / 2 + series.square() / 24, exact)
+
+
+def negative_log_density(loss: Tensor, sigma: Tensor) -> Tensor:
+    """-log p(s | y, sigma) of the matching loss l in [0, 1] (paper, eq. 4); float32 or better."""
+    inverse = sigma.reciprocal()
+    return loss * inverse + log_normaliser(inverse)
+
+
+def mean_predicted_loss(sigma: Tensor) -> Tensor:
+    """The matching loss that sigma predicts: m = sigma - 1/(exp(1/sigma) - 1), in (0, 1/2)."""
+    b = sigma.reciprocal()
+    safe = b.clamp_min(1e-2)
+    return torch.where(b < 1e-2, 0.5 - b / 12, safe.reciprocal() - torch.expm1(safe).reciprocal())
+
 
 FILE = "reliability.json"
 """Its name beside the weights in a model folder."""
@@ -48,6 +78,8 @@ class Reliability:
     """How many matches those pairs gave."""
     weights_sha256: str = ""
     """The model whose features were matched."""
+    sides: tuple[int, ...] = ()
+    """Longest sides of the network's input it was fitted at, pixels: signs change with them."""
 
     def __post_init__(self) -> None:
         if any(len(row) != len(SIGNS) for row in (self.weights, self.mean, self.scale)):
@@ -62,6 +94,10 @@ class Reliability:
         weights, mean, scale = (table.new_tensor(row) for row in rows)
         return torch.sigmoid((table - mean) / scale @ weights + self.bias)
 
+    def holds_at(self, network: tuple[int, int]) -> bool:
+        """Whether it speaks of inputs of this (height, width): from its least side to its most."""
+        return bool(self.sides) and min(self.sides) <= max(network) <= max(self.sides)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
@@ -70,7 +106,8 @@ class Reliability:
     def from_dict(values: dict[str, Any]) -> Reliability:
         """Inverse of to_dict, from JSON."""
         rows = {k: tuple(map(float, values[k])) for k in ("weights", "mean", "scale")}
-        return Reliability(**{**values, **rows})
+        sides = tuple(map(int, values.get("sides", ())))
+        return Reliability(**{**values, **rows, "sides": sides})
 
     def save(self, folder: str | Path) -> None:
         """Write reliability.json into a model folder, whole or not at all."""
@@ -98,33 +135,3 @@ def signs(score: Tensor, margin: Tensor, round_trip: Tensor, confidence: Tensor)
     because both spread over orders of magnitude."""
     trip = (round_trip + _ROUND_TRIP_FLOOR).log()
     return torch.stack([score, margin, trip, confidence.log()], dim=-1)
-
-
-# Below this 1/sigma the closed form of the log-normaliser loses digits and its series takes over.
-_SERIES = 1e-3
-
-
-def log_normaliser(inverse_sigma: Tensor) -> Tensor:
-    """log((1 - exp(-b)) / b) for b = 1/sigma > 0, any shape; stable from b = 1e-6 to 1e6.
-
-    It is log C(sigma) - 1/sigma with the paper's C(sigma) = sigma (exp(1/sigma) - 1).
-    """
-    small = inverse_sigma < _SERIES
-    # Both branches must stay finite for the gradient of torch.where.
-    b = torch.where(small, torch.ones_like(inverse_sigma), inverse_sigma)
-    series = torch.where(small, inverse_sigma, torch.zeros_like(inverse_sigma))
-    exact = torch.log(-torch.expm1(-b) / b)
-    return torch.where(small, -series / 2 + series.square() / 24, exact)
-
-
-def negative_log_density(loss: Tensor, sigma: Tensor) -> Tensor:
-    """-log p(s | y, sigma) of the matching loss l in [0, 1] (paper, eq. 4); float32 or better."""
-    inverse = sigma.reciprocal()
-    return loss * inverse + log_normaliser(inverse)
-
-
-def mean_predicted_loss(sigma: Tensor) -> Tensor:
-    """The matching loss that sigma predicts: m = sigma - 1/(exp(1/sigma) - 1), in (0, 1/2)."""
-    b = sigma.reciprocal()
-    safe = b.clamp_min(1e-2)
-    return torch.where(b < 1e-2, 0.5 - b / 12, safe.reciprocal() - torch.expm1(safe).reciprocal())

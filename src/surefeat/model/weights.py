@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ def load_initial(trunk: Trunk, init: str | Path, *, name: str) -> None:
                 f"{init}: {key} is {tuple(state[key].shape)}, {name} needs {tuple(value.shape)}; "
                 f"pass weights of {name}, or --init none"
             )
+    check_finite({key: state[key] for key in needed}, what=str(init))
     trunk.load_state_dict({k: v.float() for k, v in state.items() if k in wanted}, strict=False)
 
 
@@ -58,6 +60,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path}: holds no state dict of tensors; save model.state_dict()")
     return state
+
+
+def check_finite(state: Mapping[str, Tensor], *, what: str) -> None:
+    """Refuse weights with NaN or infinity: they would spread over every map without a word."""
+    for name, value in state.items():
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"{what}: {name} holds NaN or infinite numbers; use other weights")
 
 
 def stride_in_1x1_of(path: Path) -> bool | None:

@@ -19,8 +19,9 @@ from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import match_dense, match_dense_by_regions
 from surefeat.match.points import Matches, match_points
 from surefeat.match.proposals import propose
-from surefeat.match.regions import LOWER_WEIGHT, RegionMatches, match_regions
+from surefeat.match.regions import RegionMatches, match_regions
 from surefeat.match.search import Voting
+from surefeat.model.config import REGION_WEIGHTS
 from surefeat.model.features import Features, extract_scales
 from surefeat.model.network import DenseFeatures
 from surefeat.show.features import confidence_map
@@ -88,7 +89,7 @@ def match_photos(
     found = None
     if regions:
         boxes = [propose(photo, ProposalConfig(count=regions)) for photo in (photo0, photo1)]
-        found = match_regions(features0, features1, *boxes, lower_weight=LOWER_WEIGHT)
+        found = match_regions(features0, features1, *boxes, lower_weight=REGION_WEIGHTS[1])
         moved = _through_regions(seen0, seen1, *boxes)
         figures = (region_matches(photo0, photo1, found), moved)
         sections.insert(1, Section("Regions", text=_REGIONS, figures=figures))
@@ -119,7 +120,7 @@ def _through_regions(seen0: _Seen, seen1: _Seen, boxes0: Tensor, boxes1: Tensor)
     # A box of a few pixels may come out narrower than one: it keeps its middle.
     boxes0, boxes1 = (_at_least_one_pixel(boxes) for boxes in (boxes0, boxes1))
     regions = match_regions(
-        seen1.features, seen0.features, boxes1, boxes0, lower_weight=LOWER_WEIGHT
+        seen1.features, seen0.features, boxes1, boxes0, lower_weight=REGION_WEIGHTS[1]
     )
     flow = match_dense_by_regions(seen1.features, seen0.features, seen1.pixels, regions)
     return warped(seen0.pixels, seen1.pixels, flow)

@@ -1,4 +1,7 @@
-"""The files of a model: a folder with model.json and model.safetensors, here or on the hub."""
+"""What a model is and where it lies: its settings, its layers' weights, its folder.
+
+Imports no torch: the command line's help reads settings.
+"""
 
 from __future__ import annotations
 
@@ -32,36 +35,63 @@ class ModelConfig:
     """Images are resized to this for extraction, pixels [C]."""
 
 
+POINT_WEIGHTS = (0.5, 1.0)
+"""What descriptors and lower layer count where single places are compared; chosen on PF-PASCAL
+development pairs."""
+
+REGION_WEIGHTS = (1.0, 3.0)
+"""The same for regions whose bins keep maxima: chosen for the trained ResNet-50 on PF-PASCAL val
+(docs/studies/log.md), used for every trained model. The paper has 1 and 1."""
+
 WEIGHTS, SETTINGS = "model.safetensors", "model.json"
 
 SHIPPED = ("resnet50", "vgg16")
 """Models inside the package, the default one first."""
 
+HUB = "hub:"
+"""Before owner/name of a model on the Hugging Face hub; nothing else is looked for there."""
+
 
 def model_folder(source: str | Path | None) -> Path:
-    """The folder that holds a model: shipped, given, inside a run, or fetched from the hub.
+    """The folder that holds a model: shipped, given, inside a run, or fetched (hub:owner/name).
 
     None is the default one of those that ship; a model folder goes before a shipped one's name.
     """
     shipped = Path(__file__).parent.parent / "models"
     if source is None:
         return shipped / SHIPPED[0]
-    given = Path(source)
-    for folder in (given, given / "model"):
-        if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
-            return folder
+    if str(source).startswith(HUB):
+        return _from_hub(str(source).removeprefix(HUB))
+    folder = _holds_model(Path(source))
+    if folder is not None:
+        return folder
     if str(source) in SHIPPED:
         return shipped / str(source)
-    if isinstance(source, str) and source.count("/") == 1 and not given.exists():
-        return _from_hub(source)
     raise FileNotFoundError(
         f"no model at {source} (looked for {SETTINGS} and {WEIGHTS}, also in model/); "
-        f"pass a folder written by `surefeat pretrain`, or {' or '.join(SHIPPED)}"
+        f"{_nearby(Path(source))}pass a folder written by `surefeat pretrain`, "
+        f"{' or '.join(SHIPPED)}, or {HUB}OWNER/NAME"
     )
 
 
-def read_settings(folder: Path) -> tuple[ModelConfig, Path]:
-    """What model.json says, and the weights it speaks of, checked by their hash."""
+def _holds_model(given: Path) -> Path | None:
+    """The folder itself or its model/, if a model is in it."""
+    for folder in (given, given / "model"):
+        if (folder / SETTINGS).is_file():
+            return folder
+    return None
+
+
+def _nearby(given: Path) -> str:
+    """The models that lie where one was looked for, for somebody who mistyped a name."""
+    place = next((p for p in (given, *given.parents) if p.is_dir()), Path())
+    names = sorted(str(p) for p in place.iterdir() if p.is_dir() and _holds_model(p))
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"there are {', '.join(names[:8])}{more}; " if names else ""
+
+
+def read_settings(folder: Path) -> tuple[ModelConfig, Path, str]:
+    """What model.json says, the weights it speaks of, and their hash, which is checked."""
     path = folder / SETTINGS
     try:
         settings = json.loads(path.read_text())
@@ -70,19 +100,18 @@ def read_settings(folder: Path) -> tuple[ModelConfig, Path]:
     except (ValueError, KeyError, TypeError) as error:
         what = f"{path} is not what save_pretrained writes ({error})"
         raise ValueError(f"{what}; pass a folder written by `surefeat pretrain`") from error
-    return config, checked_weights(folder / WEIGHTS, wanted)
+    return config, checked_weights(folder / WEIGHTS, wanted), wanted
 
 
 def _from_hub(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise FileNotFoundError(
-            f"no folder {name}; to fetch it from the hub: pip install huggingface_hub"
-        ) from error
+        fix = "pip install huggingface_hub"
+        raise ImportError(f"{HUB}{name} is fetched with huggingface_hub: {fix}") from error
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:
+    except Exception as error:  # the hub's client has many kinds
         raise FileNotFoundError(
-            f"no folder {name}, and not on the hub ({type(error).__name__}); check the name"
+            f"could not fetch {name} from the hub ({type(error).__name__}); check the name"
         ) from error
