@@ -18,7 +18,6 @@ from typing import Any
 
 import matplotlib
 import torch
-from conventions import conventions
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
@@ -28,6 +27,7 @@ from skimage import data
 from torch import Tensor
 
 import surefeat
+from conventions import conventions
 from surefeat import viz
 from surefeat.core.geometry import box_area
 from surefeat.data.drawn import write_folder

@@ -1,49 +1,23 @@
-"""One import direction, a frozen public surface, and imports that do nothing."""
+"""The house rules: rooms and their direction, sizes, public names, imports that do nothing."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+import house
 import surefeat
-
-ROOT = Path(surefeat.__file__).parent
-
-ROOMS = (
-    "core", "data", "model", "match", "learn", "keypoints", "boxes", "measure", "show", "viz",
-    "exporting", "demo", "cli", "__main__",
-)  # fmt: skip
-"""Lowest first: a room imports from those before it, and from itself without a circle."""
+from house import ROOMS, ROOT, for_types_only, imports, modules, room
 
 PUBLIC = [
     "DenseFeatures", "Features", "KeypointDetector", "Matches", "evaluate", "export", "load_image",
     "match_dense", "match_points", "match_regions", "pretrain", "viz",
 ]  # fmt: skip
-
-
-def modules() -> dict[str, Path]:
-    """Name below surefeat -> file; packages by their own name."""
-    found = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        parts = parts[:-1] if parts[-1] == "__init__" else parts
-        if parts:
-            found[".".join(parts)] = path
-    return found
-
-
-def room(name: str) -> int:
-    return ROOMS.index(name.split(".")[0])
-
-
-def for_types_only(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
 def optional(node: ast.AST) -> bool:
@@ -55,39 +29,34 @@ def optional(node: ast.AST) -> bool:
     )
 
 
-def nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes, those in functions too, without what only a type checker imports."""
-    for child in ast.iter_child_nodes(tree):
-        if not for_types_only(child):
-            yield child
-            yield from nodes(child)
-
-
-def imports(path: Path, known: dict[str, Path]) -> set[str]:
-    """Modules of surefeat that a file imports anywhere."""
-    found = set()
-    for node in nodes(ast.parse(path.read_text())):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}: imports are absolute (from surefeat...)"
-            module = node.module or ""
-            names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
-        below = {name.removeprefix("surefeat.") for name in names if name.startswith("surefeat.")}
-        found |= below & known.keys()
-    return found - set(ROOMS[:-6])
-
-
 def test_rooms_import_from_lower_rooms_only() -> None:
-    known = modules()
-    wrong = [
-        f"{name} imports {used}"
-        for name, path in known.items()
-        for used in sorted(imports(path, known))
-        if room(used) > room(name)
-    ]
-    assert not wrong, f"against the import direction: {'; '.join(wrong)}"
+    assert not house.against_direction()
+
+
+def test_every_room_is_known() -> None:
+    assert {name.split(".")[0] for name in modules()} == set(ROOMS)
+
+
+@pytest.mark.xfail(reason="not there yet")
+def test_a_class_name_stands_for_one_class() -> None:
+    assert not house.classes_defined_twice()
+
+
+def test_the_init_of_a_room_is_one_line() -> None:
+    assert not house.long_room_files()
+
+
+def test_functions_fit_a_screen_and_are_typed() -> None:
+    assert not house.long_functions()
+    assert all(house.is_typed(node) for _, node in house.functions())
+
+
+@pytest.mark.xfail(reason="not there yet")
+def test_the_package_stays_small_enough_to_read() -> None:
+    lines = house.sizes()
+    assert len(lines) <= house.MOST_FILES
+    assert sum(lines.values()) <= house.MOST_LINES
+    assert house.median_lines() > house.LEAST_MEDIAN
 
 
 def test_modules_do_not_import_in_circles() -> None:
@@ -97,7 +66,7 @@ def test_modules_do_not_import_in_circles() -> None:
 
 
 def test_the_check_of_imports_sees_those_in_functions(tmp_path: Path) -> None:
-    """Guards the three tests above against seeing nothing."""
+    """Guards the tests of imports against seeing nothing."""
     file = tmp_path / "x.py"
     file.write_text(
         "from typing import TYPE_CHECKING\nimport surefeat.learn.loss\n"
@@ -105,9 +74,8 @@ def test_the_check_of_imports_sees_those_in_functions(tmp_path: Path) -> None:
         "if TYPE_CHECKING:\n    from surefeat import demo\n"
         "def f():\n    if f:\n        from surefeat.model.network import DenseFeatures\n"
     )
-    known = dict.fromkeys(
-        ["learn.loss", "viz", "data", "data.decode", "model.network", "demo"], file
-    )
+    known = dict.fromkeys(["learn.loss", "viz", "data.decode", "model.network", "demo"], file)
+    known["data"] = tmp_path / "data" / "__init__.py"
     assert imports(file, known) == {"learn.loss", "viz", "data.decode", "model.network"}
     assert "model.network" in imports(ROOT / "learn" / "loop.py", modules())
 

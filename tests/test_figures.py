@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from figures import FIGURES, RESULTS, accuracy_over_time, main
+from surefeat.measure.tables import TITLES, read_fewshot, sizes_of
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-sys.path.insert(0, str(DOCS))
-
-from figures import FIGURES, RESULTS, accuracy_over_time, main  # noqa: E402
-
-from surefeat.measure.tables import TITLES, read_fewshot, sizes_of  # noqa: E402
 
 # Step, seconds, nearest, voting: no measurement, only different from each other.
 STAGES = [(0, 0.0, 41.0, 61.0), (10, 0.2, 50.0, 66.0), (20, 4.0, 60.0, 68.0), (40, 9.0, 63.0, 69.0)]
