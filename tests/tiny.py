@@ -28,10 +28,9 @@ from surefeat.boxes.network import Detector
 from surefeat.boxes.run import fit_boxes
 from surefeat.core.geometry import Frame, apply_affine, cell_centres, fit_thin_plate, normalise
 from surefeat.core.image import resize
-from surefeat.data.decode import Batches, Canvas
+from surefeat.data.decode import Batches, Canvas, Item, Place
 from surefeat.data.drawn import correspondences, draw_many, write_folder
 from surefeat.data.drawn_categories import CATEGORIES
-from surefeat.data.items import Item, Place
 from surefeat.data.keypoints import KeypointSet, Labelled, make_category, write_coco
 from surefeat.data.labels import find_labels
 from surefeat.data.pairs import load_pairs

@@ -29,6 +29,7 @@ from surefeat.boxes.photos import Photo
 from surefeat.boxes.run import fit_boxes, usable_photos
 from surefeat.boxes.select import Candidate, Selection, score_photos, select, to_coco, to_csv
 from surefeat.core.files import choose_device, environment, file_hash, write_json, write_text
+from surefeat.data.coco import write_annotations
 from surefeat.data.labels import LabelledImages, PhotoLabels, find_labels
 from surefeat.data.pascal3d import CLASSES
 from surefeat.match.config import ProposalConfig
@@ -142,7 +143,7 @@ def write_boxes(
     """Select, and write what is kept as a COCO file and all candidates as a CSV beside it."""
     selection = select(best, config.select)
     sizes = {photo.image.name: photo.size for photo in photos}
-    write_json(file, to_coco(selection, sizes, categories))
+    write_annotations(file, to_coco(selection, sizes, categories))
     write_text(file.with_suffix(".csv"), to_csv(selection))
     return selection
 

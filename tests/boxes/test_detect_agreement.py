@@ -10,7 +10,7 @@ from surefeat.boxes.config import SelectConfig
 from surefeat.boxes.photos import Photo
 from surefeat.boxes.select import Scored, agreed, best_boxes
 from surefeat.core.geometry import box_iou
-from surefeat.data.items import Item, Place
+from surefeat.data.decode import Item, Place
 from surefeat.data.labels import PhotoLabels
 
 

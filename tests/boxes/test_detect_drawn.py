@@ -15,9 +15,9 @@ from surefeat.boxes.photos import Photo
 from surefeat.boxes.select import best_boxes, score_photos
 from surefeat.boxes.train import calibrate, learn
 from surefeat.core.geometry import box_iou
+from surefeat.data.decode import Item, Place
 from surefeat.data.drawn import background, draw
 from surefeat.data.drawn_categories import CATEGORIES
-from surefeat.data.items import Item, Place
 from surefeat.data.labels import PhotoLabels
 from surefeat.learn.runs import Run
 from surefeat.match.config import ProposalConfig

@@ -81,7 +81,8 @@ def test_pretraining_takes_the_boxes_as_they_are(learned: tuple[Path, Detector])
         find_labels(folder / "photos"), detector, out=folder / "out", config=settings(),
         proposals=folder / "proposals.npz", quiet=True,
     )  # fmt: skip
-    items = find_images(folder / "photos", crop=folder / "out" / "boxes.json", min_side=8)
+    file = folder / "out" / "boxes.json"
+    items = find_images(folder / "photos", crop=file, min_side=8, context=0)
     kept = done.selection.kept()
     assert len(items) == len(kept) > 30
     assert {(i.name.split("#")[0], i.crop, i.label) for i in items} == {

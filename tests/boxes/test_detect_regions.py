@@ -20,7 +20,7 @@ from surefeat.boxes.network import (
 from surefeat.boxes.photos import Photo
 from surefeat.boxes.train import calibrate
 from surefeat.core.geometry import Frame, box_iou
-from surefeat.data.items import Item, Place
+from surefeat.data.decode import Item, Place
 from surefeat.data.labels import PhotoLabels
 from surefeat.model.features import box_cells
 from tiny import generator

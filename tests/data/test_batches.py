@@ -15,7 +15,9 @@ from torch import Tensor
 from surefeat.data import decode as module
 from surefeat.data.decode import (
     Batches,
+    Item,
     Part,
+    Place,
     StreamedBatches,
     batch_indices,
     canvas_bytes,
@@ -23,7 +25,6 @@ from surefeat.data.decode import (
     decode_all,
     free_host_memory,
 )
-from surefeat.data.items import Item, Place
 from surefeat.data.sources import find_images
 from surefeat.learn.config import DataConfig
 from surefeat.learn.pretrain import Pictures, load_pictures, split

@@ -132,7 +132,7 @@ def test_spair_is_read_as_it_stands(tmp_path: Path) -> None:
         ({"trg_kps": [[7, 8]]}, "2 points in image 0 and 1 in image 1"),
         ({"trg_kps": [[7, 8], [9]]}, "trg_kps is malformed"),
         ({"trg_bndbox": [0, 0, 39]}, "trg_bndbox is malformed"),
-        ({"src_imname": "c.jpg"}, "there is no image"),
+        ({"src_imname": "c.jpg"}, "cannot be read"),
         ({"src_kps": [[3, 4], [500, 6]]}, r"point 2 at \(500, 6\)"),
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from surefeat.core.image import load
-from surefeat.data.pairs import Pair, image_size, load_pairs
+from surefeat.core.image import image_size, load
+from surefeat.data.pairs import Pair, load_pairs
 from tiny import HEADER, picture
 
 
@@ -61,7 +61,7 @@ def test_padding_marks_missing_keypoints(tmp_path: Path, first_pixel: int) -> No
         ("a.png,b.png,x,1;inf,1;2,1;2,1;2", "line 3: XA or YA holds an infinite"),
         ("a.png,b.png,x,1,1,1", "line 3: wants 7 fields"),
         ("a.png,b.png,x,1,1,1,1,9", "line 3: wants 7 fields"),
-        ("a.png,c.png,x,1,1,1,1", "line 3: there is no image"),
+        ("a.png,c.png,x,1,1,1,1", "line 3: .*c.png: cannot be read"),
         ("a.png,b.png,,1,1,1,1", "line 3: the class is empty"),
         ("a.png,b.png,x,40,1,1,1", r"line 3, image 0: point 1 at \(40, 1\)"),
         ("a.png,b.png,x,1,1,3;4,3;31", "line 3: 1 points in image 0 and 2"),
@@ -119,7 +119,7 @@ def test_image_size_notices_a_replaced_file(tmp_path: Path) -> None:
 
 def test_image_size_refuses_what_is_no_picture(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"no image")
-    with pytest.raises(ValueError, match="cannot read the image"):
+    with pytest.raises(ValueError, match=r"broken.jpg: is text, not an image; convert"):
         image_size(tmp_path / "broken.jpg")
 
 
@@ -128,3 +128,17 @@ def test_a_pair_refuses_visible_points_without_position() -> None:
     seen = torch.tensor([True])
     with pytest.raises(ValueError, match="no finite position"):
         Pair(here, here, "x", points, points, seen, (9, 9), (9, 9), "x/a-a")
+
+
+@pytest.mark.usefixtures("no_hang")
+def test_a_huge_image_and_a_pipe_in_a_list_are_no_traceback(tmp_path: Path) -> None:
+    path = write_list(tmp_path, "a.png,wide.png,x,1,1,19999,1")
+    Image.new("1", (20_000, 10_000)).save(tmp_path / "wide.png")  # 200 megapixels
+    assert load_pairs(path)[0].size1 == (10_000, 20_000)
+    Image.new("1", (20_000, 16_000)).save(tmp_path / "wide.png")
+    with pytest.raises(ValueError, match=r"line 2: .*wide.png: has 20000 x 16000 pixels.*resize"):
+        load_pairs(path)
+    (tmp_path / "wide.png").unlink()
+    os.mkfifo(tmp_path / "wide.png")
+    with pytest.raises(ValueError, match=r"line 2: .*wide.png: is a pipe.*copy its content"):
+        load_pairs(path)

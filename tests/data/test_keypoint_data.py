@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tarfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from PIL import Image
 
 from surefeat.data.drawn import draw_many, write_folder
-from surefeat.data.keypoints import make_category, read_coco, write_coco
+from surefeat.data.keypoints import KeypointSet, make_category, read_coco, write_coco
 
 NAMES = ["left_ear", "right_ear", "nose"]
 
@@ -117,16 +119,19 @@ def spoilt(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "labels.json is not a COCO keypoints file .*it needs images, annotations"),
-        ("[1, 2]", "labels.json is not a COCO keypoints file"),
-        ("{}", "labels.json is not a COCO keypoints file .*'categories'"),
+        ("", "labels.json is not a COCO file .*it needs images, annotations"),
+        ("[1, 2]", "labels.json is not a COCO file"),
+        ("{}", "labels.json is not a COCO file .*'images'"),
         (spoilt(annotations=[]), "holds no annotations; label some objects first"),
         (record(keypoints=[41.6, 5, 2, 0, 0, 0, 0, 0, 0]),
          r"annotation 7 \(a.png\): 'left_ear' at \(41.6, 5\) lies outside.*40 x 30.*set v to 0"),
         (record(keypoints=[1, 2, 2]), "keypoints has 3 numbers, not 9; 'cat' has 3"),
-        (record(keypoints="none"), r"annotation 7 \(a.png\)"),
+        (record(keypoints="none"), "annotation 7: keypoints is 'none'; give a list of numbers"),
+        (record(keypoints=[10**400, 5, 2] + [0] * 6), "annotation 7: keypoints holds what is no"),
+        (record(bbox=[0, 0, 10**400, 5]), "annotation 7: bbox holds what is no number"),
+        (record(image_id=[1]), r"annotation 7: an id is \[1\]; ids are single numbers"),
         (record(keypoints=[float("nan"), 5, 2] + [0] * 6), "lies outside"),
-        (record(bbox=[1, 2, 0, 5]), "bbox .* is no box of a pixel or more; give x, y, width"),
+        (record(bbox=[1, 2, 0, 5]), "bbox is no box of a pixel or more; give x, y, width"),
         (record(image_id=9), "annotation 7: no image or category has the id 9"),
         (record(category_id=1), "annotation 7: no image or category has the id 1"),
         (spoilt(categories=[{"id": 3, "name": "cat", "keypoints": ["a", "b", "a"]}]),
@@ -162,3 +167,18 @@ def test_pascal3d_is_read_from_its_shards(data_root: Path) -> None:
     assert (len(found.categories), len(found.objects)) == (12, 5776)
     assert sum(int(item.visible.sum()) for item in found.objects) == 25_282
     assert found.channels[-1].stop == 124
+
+
+def test_writing_takes_time_in_proportion_to_the_objects(tmp_path: Path) -> None:
+    def seconds(count: int) -> float:
+        item = read_coco(write(tmp_path, record())).objects[0]
+        objects = tuple(replace(item, name=f"{i}.png") for i in range(count))
+        labelled = KeypointSet((make_category("cat", NAMES),), objects)
+        start = time.process_time()
+        write_coco(tmp_path / "many.json", labelled)
+        return time.process_time() - start
+
+    seconds(100)
+    # Ten times as many took more than a hundred times as long.
+    assert seconds(20_000) < 40 * max(seconds(2_000), 0.02)
+    assert len(json.loads((tmp_path / "many.json").read_text())["images"]) == 2_000

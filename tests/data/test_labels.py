@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from surefeat.data.items import SourceError
+from surefeat.data.decode import SourceError
 from surefeat.data.labels import PhotoLabels, find_labels
 
 

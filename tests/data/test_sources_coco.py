@@ -13,8 +13,7 @@ from PIL import Image
 from hostile import encode
 from surefeat.core.image import load
 from surefeat.data import decode as decoding
-from surefeat.data.decode import decode_all, decode_item
-from surefeat.data.items import SourceError
+from surefeat.data.decode import SourceError, decode_all, decode_item
 from surefeat.data.sources import find_images
 from tiny import gradient, names, shard, write
 
@@ -37,7 +36,8 @@ def test_coco_boxes_cut_exactly_their_pixels(tmp_path: Path) -> None:
         {"image_id": 10, "bbox": [50.4, 19.6, 40, 60], "category_id": 2},
         {"image_id": 10, "bbox": [180, 80, 40, 40]},
     ]
-    items = find_images(coco(tmp_path / "coco.json", boxes=boxes, files=["a.png"]))
+    path = coco(tmp_path / "coco.json", boxes=boxes, files=["a.png"])
+    items = find_images(path, context=0)
     assert [item.label for item in items] == ["car", "bus", "car"]
     assert names(items) == ["a.png#100", "a.png#101", "a.png#102"]
     assert items[0].crop == (50, 20, 89, 79)
@@ -117,7 +117,11 @@ def test_a_file_with_many_crops_is_decoded_once(
         ("not json", "is not a COCO file"),
         ("[]", "is not a COCO file"),
         ('{"images": []}', "is not a COCO file"),
-        ('{"images": [], "annotations": [{"bbox": "abcd"}]}', "is not a COCO file"),
+        (
+            '{"images": [{"id": 1, "file_name": ""}], "annotations": [{"image_id": 1, "bbox": 9}]}',
+            "annotation None: bbox is 9; give a list of numbers",
+        ),
+        ('{"images": [{"id": [1], "file_name": "a"}], "annotations": []}', "is not a COCO file"),
         ('{"images": [], "annotations": []}', "no images under .*boxes of any category, 32 pixels"),
     ],
 )
@@ -125,3 +129,11 @@ def test_a_useless_coco_file_is_refused(tmp_path: Path, content: str, message: s
     (tmp_path / "coco.json").write_text(content)
     with pytest.raises(SourceError, match=message):
         find_images(tmp_path / "coco.json")
+
+
+def test_python_and_the_command_line_grow_boxes_alike(tmp_path: Path) -> None:
+    write(tmp_path / "a.png", size=(90, 90))
+    path = coco(
+        tmp_path / "coco.json", boxes=[{"image_id": 10, "bbox": [20, 20, 40, 40]}], files=["a.png"]
+    )
+    assert find_images(path)[0].crop == (12, 12, 67, 67)  # a fifth of 40 on each side

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 
 from hostile import make, noise
 from surefeat.core.image import ImageError, load, resize
-from surefeat.data.decode import CanvasStream, canvas_bytes, decode_all, decode_item
-from surefeat.data.items import SourceError
+from surefeat.data.decode import CanvasStream, SourceError, canvas_bytes, decode_all, decode_item
 from surefeat.data.sources import find_images
 from tiny import names, write
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from surefeat.core.image import load
-from surefeat.data.decode import decode_all, decode_item
-from surefeat.data.items import SourceError
+from surefeat.data.decode import SourceError, decode_all, decode_item
 from surefeat.data.sources import find_images
 from tiny import gradient, names, shard, write
 
@@ -137,3 +136,22 @@ def test_the_voc_shards_are_complete(data_root: Path) -> None:
         listed, images=voc, crop=voc / "instances.json", categories=("car",)
     )
     assert not decode_all(crops[:20], side=64, workers=2).skipped
+
+
+def test_photos_of_unreadable_formats_are_skipped_by_name_not_passed_over(tmp_path: Path) -> None:
+    for name in ("a.jpg", "sub/b.png"):
+        write(tmp_path / name)
+    for name in ("IMG_1.HEIC", "sub/c.avif", ".d.heic", "sub/notes.pdf"):
+        (tmp_path / name).write_bytes(b"x")
+    canvas = decode_all(find_images(tmp_path), side=8, workers=1)
+    assert canvas.names == ("a.jpg", "sub/b.png")
+    assert [entry.name for entry in canvas.skipped] == ["IMG_1.HEIC", "sub/c.avif"]
+    assert "convert it to JPEG" in canvas.skipped[0].reason
+    with pytest.raises(SourceError, match=r"IMG_1.HEIC is .heic, which is not read; convert"):
+        find_images(tmp_path / "IMG_1.HEIC")
+
+
+def test_shards_beside_nothing_but_unreadable_photos_are_found(tmp_path: Path) -> None:
+    (tmp_path / "x.heic").write_bytes(b"x")
+    shard(tmp_path / "s.tar", {"a.png": gradient(5, 5)})
+    assert names(find_images(tmp_path)) == ["x.heic", "s.tar/a.png"]

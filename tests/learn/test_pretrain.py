@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 
 from hostile import make
-from surefeat.data.decode import Part, decode_all
-from surefeat.data.items import Item, SourceError
+from surefeat.data.decode import Item, Part, SourceError, decode_all
 from surefeat.learn.pretrain import join_processes
 from surefeat.learn.runs import Run
 from surefeat.learn.selfcheck import check_folder

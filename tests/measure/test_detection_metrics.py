@@ -11,7 +11,8 @@ from torchvision.ops import nms
 from surefeat.boxes.config import SelectConfig
 from surefeat.boxes.select import Candidate, Selection, select, to_coco
 from surefeat.core.geometry import box_iou
-from surefeat.data.items import Item, Place
+from surefeat.data.coco import coco_record
+from surefeat.data.decode import Item, Place
 from surefeat.data.labels import Object, PhotoLabels
 from surefeat.measure.detection import (
     Found,
@@ -139,7 +140,8 @@ def test_the_median_can_be_left_out() -> None:
 def test_coco_lists_every_image_and_the_kept_boxes() -> None:
     given = (Candidate("a.jpg", "cat", (2, 3, 11, 22), 0.5),
              Candidate("b.jpg", "cat", HERE, 0.1, "below the median"))  # fmt: skip
-    written = to_coco(Selection(given, {}), {"a.jpg": (40, 30), "b.jpg": (9, 9)}, ("dog", "cat"))
+    sizes = {"a.jpg": (40, 30), "b.jpg": (9, 9)}
+    written = coco_record(to_coco(Selection(given, {}), sizes, ("dog", "cat")))
     assert [i["file_name"] for i in written["images"]] == ["a.jpg", "b.jpg"]
     assert written["images"][0] | {"width": 30, "height": 40} == written["images"][0]
     (only,) = written["annotations"]

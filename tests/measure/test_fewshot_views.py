@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefeat.core.image import Image, crop
-from surefeat.data.items import Place
+from surefeat.data.decode import Place
 from surefeat.data.keypoints import KeypointSet
 from surefeat.measure import fewshot_data
 from surefeat.measure.fewshot_data import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from surefeat.cli.main import main
 from surefeat.data.drawn import write_folder
 from surefeat.model.config import ModelConfig
 from surefeat.model.extract import extract_to_folder
@@ -92,3 +94,33 @@ def test_a_batch_is_as_large_as_asked_for(
     assert sizes == [3, 2, 5]
     with pytest.raises(ValueError, match="at least 1"):
         extract_to_folder([photos], tmp_path, model=model, batch=0)
+
+
+def test_folders_are_walked_alike_by_python_and_the_command(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for path in sorted(photos.glob("*.png"))[:2]:
+        (folder / path.name).write_bytes(path.read_bytes())
+        (folder / f"._{path.name}").write_bytes(b"macOS")
+    (folder / "IMG.HEIC").write_bytes(b"x")
+    (folder / ".trash").mkdir()
+    (folder / ".trash" / "old.png").write_bytes(b"x")
+    model = small(0)
+    names = [Path(features.name).name for features in model.extract(folder)]
+    assert names == sorted(path.name for path in photos.glob("*.png"))[:2]
+    model.save_pretrained(tmp_path / "model")
+    asked = f"extract {folder} --model {tmp_path / 'model'} --device cpu --out {tmp_path / 'out'}"
+    main(asked.split())
+    said = capsys.readouterr().out
+    listed = tmp_path / "out" / "skipped-0.txt"
+    assert f"1, listed in {listed}" in said
+    assert "IMG.HEIC\tis .heic, which is not read; convert it to JPEG" in listed.read_text()
+    assert {path.name for path in (tmp_path / "out").glob("*.safetensors")} == {
+        f"{name}.safetensors" for name in names
+    }
+    main([*asked.split(), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert (result["written"], result["already_there"]) == (0, 2)
+    assert [Path(entry["name"]).name for entry in result["skipped"]] == ["IMG.HEIC"]

@@ -34,6 +34,7 @@ from surefeat.core.files import (
     write_json,
     write_text,
 )
+from surefeat.data.coco import write_annotations
 from surefeat.data.decode import Skipped
 from surefeat.data.labels import LabelledImages, PhotoLabels
 from surefeat.learn.runs import Run
@@ -136,7 +137,7 @@ def predict_boxes(
         bar.update(len(part))
     bar.close()
     selection = select(candidates, config.select)
-    write_json(folder / "boxes.json", to_coco(selection, sizes, detector.categories))
+    write_annotations(folder / "boxes.json", to_coco(selection, sizes, detector.categories))
     write_text(folder / "selection.csv", to_csv(selection))
     list_skipped(folder, skipped)
     return Predicted(selection, folder, tuple(skipped))

@@ -11,7 +11,7 @@ import io
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from torch import Tensor
 from surefeat.boxes.config import SelectConfig
 from surefeat.boxes.network import Detector
 from surefeat.boxes.photos import Boxes, Photo, network_input, same_sizes, stack_boxes, trunk_maps
-from surefeat.core.geometry import box_iou, xywh_from_boxes
+from surefeat.core.geometry import box_iou
+from surefeat.data.coco import Annotation, Coco, CocoCategory, CocoImage
 from surefeat.model.features import box_cells
 
 Verdict = Literal["kept", "below the floor", "below the median"]
@@ -179,27 +180,22 @@ def _judge(candidates: Sequence[Candidate], floor: float, *, median: bool) -> li
 
 def to_coco(
     selection: Selection, sizes: dict[str, tuple[int, int]], categories: Sequence[str]
-) -> dict[str, Any]:
+) -> Coco:
     """The kept boxes as a COCO file: every image is listed, also those without a box.
 
-    sizes: name -> (height, width). Convention: COCO's boxes are x, y, width, height.
+    sizes: name -> (height, width).
     """
-    number = {name: place for place, name in enumerate(sizes, start=1)}
-    classes = {name: place for place, name in enumerate(categories, start=1)}
-    images = [
-        {"id": number[name], "file_name": name, "width": width, "height": height}
-        for name, (height, width) in sizes.items()
-    ]
-    annotations = []
-    for place, each in enumerate(selection.kept(), start=1):
-        box = [round(v, 2) for v in xywh_from_boxes(torch.tensor(each.box)).tolist()]
-        annotations.append({
-            "id": place, "image_id": number[each.name], "category_id": classes[each.category],
-            "bbox": box, "area": round(box[2] * box[3], 1), "iscrowd": 0,
-            "score": round(each.score, 6),
-        })  # fmt: skip
-    listed = [{"id": place, "name": name} for name, place in classes.items()]
-    return {"images": images, "annotations": annotations, "categories": listed}
+    rows = {name: row for row, name in enumerate(sizes)}
+    columns = {name: column for column, name in enumerate(categories)}
+    annotations = tuple(
+        Annotation(
+            rows[candidate.name], columns[candidate.category], candidate.box,
+            more={"score": round(candidate.score, 6)},
+        )
+        for candidate in selection.kept()
+    )  # fmt: skip
+    images = tuple(CocoImage(name, size) for name, size in sizes.items())
+    return Coco(images, tuple(CocoCategory(name) for name in categories), annotations)
 
 
 def to_csv(selection: Selection) -> str:

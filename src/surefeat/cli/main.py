@@ -46,8 +46,8 @@ class Pretrain:
     """List of the image names to use."""
     categories: tuple[str, ...] | None = None
     """Only boxes of these categories."""
-    context: float = 0.2
-    """Boxes grow by this share of their size on each side."""
+    context: float | None = None
+    """Boxes grow by this share of their size on each side; by default a fifth."""
     resume: bool = False
     """Continue the run in --out exactly, with its own settings; only --steps may change."""
     overfit: int = 0
@@ -61,13 +61,15 @@ class Pretrain:
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
     def run(self) -> None:
+        from surefeat.data.sources import CONTEXT
         from surefeat.learn.pretrain import pretrain
 
         done = pretrain(
             self.source, out=self.out, steps=self.steps, config=self.config, init=self.init,
             crop=self.crop, resume=self.resume, overfit=self.overfit, device=self.device,
             quiet=self.json, tensorboard=self.tensorboard, images=self.images, keep=self.keep,
-            categories=self.categories, context=self.context,
+            categories=self.categories,
+            context=CONTEXT if self.context is None else self.context,
         )  # fmt: skip
         result = {
             "model": str(done.folder / "model"), "steps": done.progress.step,
@@ -103,7 +105,12 @@ class Extract:
             self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
             device=self.device, quiet=self.json,
         )  # fmt: skip
-        say(done.to_dict(), to_script=self.json)
+        result = done.to_dict()
+        if not self.json:
+            listed = f", listed in {done.listed}" if done.listed else ""
+            result = result | {"skipped": f"{len(done.skipped)}{listed}"}
+            del result["listed"]
+        say(result, to_script=self.json)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,4 @@
-"""Values in memory -> RGB uint8 (3, H, W): PIL images, arrays and tensors, or an ImageError.
-
-The one way in for images: a path, a PIL image, an array or a tensor -> RGB uint8 (3, H, W).
+"""The one way in for images: a path, a PIL image, an array or a tensor -> RGB uint8 (3, H, W).
 
 What comes out is the picture as a viewer shows it: EXIF rotation applied, transparency on white,
 first frame of an animation. What cannot be shown completely is an ImageError, never a guess.
@@ -15,9 +13,11 @@ import os
 import stat
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,218 @@ def problem(name: str, what: str) -> ImageError:
     """The error for this image; line breaks and undecodable bytes in `name` are escaped."""
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
     return ImageError(f"{shown}: {' '.join(what.split())}")
+
+
+ImageLike: TypeAlias = str | Path | Image.Image | npt.NDArray[Any] | Tensor
+
+MAX_PIXELS = 300_000_000
+"""Images whose header claims more than this are refused before they are decoded."""
+
+MAX_BYTES = 8 * MAX_PIXELS
+"""Larger files are refused unread: no format needs more for MAX_PIXELS (16-bit RGBA)."""
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+UNREADABLE = (
+    ".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".dng", ".cr2", ".cr3", ".nef", ".arw",
+    ".orf", ".raf", ".rw2", ".psd", ".tga", ".exr",
+)  # fmt: skip
+"""Photos too, but of formats that are not read: they are reported, not passed over."""
+
+# Pillow's readers are called directly: Image.open knows dozens of rare formats, some of which start
+# other programs, and has its own, lower and global limit on pixels.
+_READERS: dict[bytes, Callable[[BinaryIO], ImageFile.ImageFile]] = {
+    b"\xff\xd8\xff": JpegImageFile,
+    b"\x89PNG": PngImageFile,
+    b"RIFF": WebPImageFile,
+    b"BM": BmpImageFile,
+    b"GIF8": GifImageFile,
+    b"II*\0": TiffImageFile,
+    b"MM\0*": TiffImageFile,
+}
+
+
+def load(image: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Tensor:
+    """Any image -> RGB (3, H, W) uint8, upright; a tensor stays on its device.
+
+    Arrays are (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); tensors (H, W), (1, H, W) or (3, H, W).
+    Values are uint8, uint16 (arrays only) or floats in [0, 1].
+    """
+    if isinstance(image, str | Path):
+        return decode(read_bytes(image), name=str(image), max_pixels=max_pixels)
+    if isinstance(image, Image.Image):
+        return _from_pil(lambda: image, name="PIL image", max_pixels=max_pixels)
+    if isinstance(image, Tensor):
+        return from_tensor(image)
+    if isinstance(image, np.ndarray):
+        return from_array(image)
+    fix = "pass a path, a PIL image, a numpy array or a torch tensor"
+    raise problem(f"object of type {type(image).__name__}", f"is not an image; {fix}")
+
+
+def decode(
+    data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, longest_side: int | None = None
+) -> Tensor:
+    """The bytes of an image file -> RGB (3, H, W) uint8, upright. `name` is for messages.
+
+    With `longest_side`, a JPEG may come out 2, 4 or 8 times smaller, which is faster; its longest
+    side stays at least that long. The caller resizes the rest of the way.
+    """
+    reader = _reader(data[:512], name)
+    limits = {"max_pixels": max_pixels, "longest_side": longest_side or 0}
+    return _from_pil(lambda: reader(io.BytesIO(data)), name=name, **limits)
+
+
+def _reader(start: bytes, name: str) -> Callable[[BinaryIO], ImageFile.ImageFile]:
+    """Pillow's class for a file that starts like this."""
+    if not start:
+        raise problem(name, "is empty (0 bytes); fetch or export it again")
+    for magic, reader in _READERS.items():
+        if start.startswith(magic):
+            return reader
+    text = all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in start)
+    what = "is text, not an image" if text else "is not an image of a known kind"
+    raise problem(name, f"{what}; convert it to JPEG, PNG, WebP, BMP, GIF or TIFF")
+
+
+def read_bytes(
+    path: str | Path, *, name: str | None = None, offset: int = 0, size: int | None = None
+) -> bytes:
+    """A regular file's bytes, or `size` bytes from `offset`; whatever could block is refused."""
+    name = str(path) if name is None else name
+    with _opened(path, name) as (file, length):
+        wanted = length - offset if size is None else size
+        if wanted > MAX_BYTES:
+            raise problem(name, f"has {wanted:,} bytes, more than {MAX_BYTES:,}; shrink it")
+        file.seek(offset)
+        data = file.read(wanted)
+    if len(data) < wanted:
+        raise problem(name, f"is cut short ({len(data):,} of {wanted:,} bytes); fetch it again")
+    return data
+
+
+@contextmanager
+def _opened(path: str | Path, name: str) -> Iterator[tuple[BinaryIO, int]]:
+    """A regular file and its length in bytes; all that goes wrong is an ImageError."""
+    try:
+        info = os.stat(path)
+        if stat.S_ISDIR(info.st_mode):
+            raise problem(name, "is a folder, not an image; pass a file in it")
+        if not stat.S_ISREG(info.st_mode):
+            raise problem(name, "is a pipe, device or socket; copy its content to a file first")
+        with open(path, "rb") as file:
+            yield file, info.st_size
+    except ImageError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, FileNotFoundError) and os.path.islink(path):
+            reason = "a link that leads nowhere"
+        raise problem(name, f"cannot be read ({reason}); check path and permissions") from error
+
+
+def image_size(path: str | Path) -> tuple[int, int]:
+    """(height, width) of an image file as `load` gives it; reads the header only."""
+    changed = os.stat(path).st_mtime_ns if os.path.exists(path) else 0
+    return _image_size(str(path), changed)
+
+
+# Benchmarks name one image in many pairs; the time stamp tells a file that was replaced.
+@lru_cache(maxsize=16_384)
+def _image_size(path: str, changed: int) -> tuple[int, int]:
+    with _opened(path, path) as (file, _), _decoding(path):
+        read = _reader(file.read(512), path)
+        file.seek(0)
+        image = read(file)
+        width, height = _checked_size(image, name=path, max_pixels=MAX_PIXELS)
+        # Pillow gives the size of a TIFF as it is shown, of other formats as it is stored.
+        turned = not isinstance(image, TiffImageFile) and _orientation(image) >= 5
+    return (width, height) if turned else (height, width)
+
+
+class _Quiet:
+    """Keeps Pillow's warnings and log lines from the user while any thread is inside.
+
+    warnings.catch_warnings by itself is not safe in threads: when two of them overlap, the filter
+    of one stays behind for good. So the first thread in sets it and the last one out removes it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._handler = logging.NullHandler()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._caught = warnings.catch_warnings()
+                self._caught.__enter__()
+                warnings.filterwarnings("ignore", module=r"PIL\.")
+                logging.getLogger("PIL").addHandler(self._handler)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._caught.__exit__(None, None, None)
+                logging.getLogger("PIL").removeHandler(self._handler)
+
+
+_QUIET = _Quiet()
+
+
+def _from_pil(
+    opened: Callable[[], Image.Image], *, name: str, max_pixels: int, longest_side: int = 0
+) -> Tensor:
+    with _decoding(name):
+        image = opened()
+        width, height = _checked_size(image, name=name, max_pixels=max_pixels)
+        if longest_side:
+            scale = longest_side / max(width, height)
+            image.draft(image.mode, (math.ceil(width * scale), math.ceil(height * scale)))
+        image.load()
+        return _upright(to_rgb(image, name=name), _orientation(image))
+
+
+def _checked_size(image: Image.Image, *, name: str, max_pixels: int) -> tuple[int, int]:
+    width, height = image.size
+    if not 0 < width * height <= max_pixels:
+        size = f"{width} x {height} pixels, not 1 to {max_pixels:,}"
+        raise problem(name, f"has {size}; resize it or raise max_pixels")
+    return width, height
+
+
+@contextmanager
+def _decoding(name: str) -> Iterator[None]:
+    """Whatever Pillow raises becomes an ImageError; what it merely says is not heard."""
+    try:
+        with _QUIET:
+            yield
+    except ImageError:
+        raise
+    # Damaged files raise nearly anything: OSError, SyntaxError, struct.error, zlib.error, KeyError,
+    # MemoryError, ... A list of them would be wrong with Pillow's next version.
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise problem(name, f"cannot be decoded ({reason}); fetch or export it again") from error
+
+
+def _upright(rgb: Tensor, orientation: int) -> Tensor:
+    if orientation >= 5:
+        rgb = rgb.transpose(1, 2)
+    if orientation in (3, 4, 7, 8):
+        rgb = rgb.flip(1)
+    return (rgb.flip(2) if orientation in (2, 3, 6, 7) else rgb).contiguous()
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's 1 to 8. Read after load(), which turns TIFFs upright by itself and drops the tag."""
+    try:
+        orientation = image.getexif().get(0x0112)
+    except Exception:  # a damaged EXIF block does not make the picture unusable
+        return 1
+    return orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
 
 
 def to_rgb(image: Image.Image, *, name: str) -> Tensor:
@@ -102,95 +314,6 @@ def _check_unit_range(low: float, high: float, *, name: str) -> None:
         raise problem(name, f"has values from {low:g} to {high:g}; scale floats to [0, 1]")
 
 
-ImageLike: TypeAlias = str | Path | Image.Image | npt.NDArray[Any] | Tensor
-
-MAX_PIXELS = 300_000_000
-"""Images whose header claims more than this are refused before they are decoded."""
-
-MAX_BYTES = 8 * MAX_PIXELS
-"""Larger files are refused unread: no format needs more for MAX_PIXELS (16-bit RGBA)."""
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-
-# Pillow's readers are called directly: Image.open knows dozens of rare formats, some of which start
-# other programs, and has its own, lower and global limit on pixels.
-_READERS: dict[bytes, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
-    b"\xff\xd8\xff": JpegImageFile,
-    b"\x89PNG": PngImageFile,
-    b"RIFF": WebPImageFile,
-    b"BM": BmpImageFile,
-    b"GIF8": GifImageFile,
-    b"II*\0": TiffImageFile,
-    b"MM\0*": TiffImageFile,
-}
-
-
-def load(image: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Tensor:
-    """Any image -> RGB (3, H, W) uint8, upright; a tensor stays on its device.
-
-    Arrays are (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); tensors (H, W), (1, H, W) or (3, H, W).
-    Values are uint8, uint16 (arrays only) or floats in [0, 1].
-    """
-    if isinstance(image, str | Path):
-        return decode(read_bytes(image), name=str(image), max_pixels=max_pixels)
-    if isinstance(image, Image.Image):
-        return _from_pil(lambda: image, name="PIL image", max_pixels=max_pixels)
-    if isinstance(image, Tensor):
-        return from_tensor(image)
-    if isinstance(image, np.ndarray):
-        return from_array(image)
-    fix = "pass a path, a PIL image, a numpy array or a torch tensor"
-    raise problem(f"object of type {type(image).__name__}", f"is not an image; {fix}")
-
-
-def decode(
-    data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, longest_side: int | None = None
-) -> Tensor:
-    """The bytes of an image file -> RGB (3, H, W) uint8, upright. `name` is for messages.
-
-    With `longest_side`, a JPEG may come out 2, 4 or 8 times smaller, which is faster; its longest
-    side stays at least that long. The caller resizes the rest of the way.
-    """
-    if not data:
-        raise problem(name, "is empty (0 bytes); fetch or export it again")
-    reader = next((read for magic, read in _READERS.items() if data.startswith(magic)), None)
-    if reader is None:
-        text = all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in data[:512])
-        what = "is text, not an image" if text else "is not an image of a known kind"
-        raise problem(name, f"{what}; convert it to JPEG, PNG, WebP, BMP, GIF or TIFF")
-    limits = {"max_pixels": max_pixels, "longest_side": longest_side or 0}
-    return _from_pil(lambda: reader(io.BytesIO(data)), name=name, **limits)
-
-
-def read_bytes(
-    path: str | Path, *, name: str | None = None, offset: int = 0, size: int | None = None
-) -> bytes:
-    """A regular file's bytes, or `size` bytes from `offset`; whatever could block is refused."""
-    name = str(path) if name is None else name
-    try:
-        info = os.stat(path)
-        if stat.S_ISDIR(info.st_mode):
-            raise problem(name, "is a folder, not an image; pass a file in it")
-        if not stat.S_ISREG(info.st_mode):
-            raise problem(name, "is a pipe, device or socket; copy its content to a file first")
-        wanted = info.st_size - offset if size is None else size
-        if wanted > MAX_BYTES:
-            raise problem(name, f"has {wanted:,} bytes, more than {MAX_BYTES:,}; shrink it")
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read(wanted)
-    except ImageError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, FileNotFoundError) and os.path.islink(path):
-            reason = "a link that leads nowhere"
-        raise problem(name, f"cannot be read ({reason}); check path and permissions") from error
-    if len(data) < wanted:
-        raise problem(name, f"is cut short ({len(data):,} of {wanted:,} bytes); fetch it again")
-    return data
-
-
 def network_size(size: tuple[int, int], *, longest_side: int, multiple: int) -> tuple[int, int]:
     """The (height, width) for an image of this size: its longest side is `longest_side`.
 
@@ -223,79 +346,6 @@ def prepare(image: ImageLike, *, longest_side: int, multiple: int) -> tuple[Tens
     original = (pixels.shape[1], pixels.shape[2])
     size = network_size(original, longest_side=longest_side, multiple=multiple)
     return resize(pixels, size=size), Frame(original=original, network=size)
-
-
-class _Quiet:
-    """Keeps Pillow's warnings and log lines from the user while any thread is inside.
-
-    warnings.catch_warnings by itself is not safe in threads: when two of them overlap, the filter
-    of one stays behind for good. So the first thread in sets it and the last one out removes it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._handler = logging.NullHandler()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._caught = warnings.catch_warnings()
-                self._caught.__enter__()
-                warnings.filterwarnings("ignore", module=r"PIL\.")
-                logging.getLogger("PIL").addHandler(self._handler)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                self._caught.__exit__(None, None, None)
-                logging.getLogger("PIL").removeHandler(self._handler)
-
-
-_QUIET = _Quiet()
-
-
-def _from_pil(
-    opened: Callable[[], Image.Image], *, name: str, max_pixels: int, longest_side: int = 0
-) -> Tensor:
-    try:
-        with _QUIET:
-            image = opened()
-            width, height = image.size
-            if not 0 < width * height <= max_pixels:
-                size = f"{width} x {height} pixels, not 1 to {max_pixels:,}"
-                raise problem(name, f"has {size}; resize it or raise max_pixels")
-            if longest_side:
-                scale = longest_side / max(width, height)
-                image.draft(image.mode, (math.ceil(width * scale), math.ceil(height * scale)))
-            image.load()
-            return _upright(to_rgb(image, name=name), _orientation(image))
-    except ImageError:
-        raise
-    # Damaged files raise nearly anything: OSError, SyntaxError, struct.error, zlib.error, KeyError,
-    # MemoryError, ... A list of them would be wrong with Pillow's next version.
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise problem(name, f"cannot be decoded ({reason}); fetch or export it again") from error
-
-
-def _upright(rgb: Tensor, orientation: int) -> Tensor:
-    if orientation >= 5:
-        rgb = rgb.transpose(1, 2)
-    if orientation in (3, 4, 7, 8):
-        rgb = rgb.flip(1)
-    return (rgb.flip(2) if orientation in (2, 3, 6, 7) else rgb).contiguous()
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF's 1 to 8. Read after load(), which turns TIFFs upright by itself and drops the tag."""
-    try:
-        found = image.getexif().get(0x0112)
-    except Exception:  # a damaged EXIF block does not make the picture unusable
-        return 1
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def crop(image: Tensor, box: Tensor, *, size: int) -> Tensor:

@@ -1,58 +1,219 @@
-"""Boxes to cut from images, from a COCO json."""
+"""COCO's json, read and written in one place: images, boxes, image labels, keypoints.
+
+Convention: boxes here are inclusive (x1, y1, x2, y2) as everywhere (see core.geometry); COCO's own
+are x, y, width, height. Keypoints are x, y, v with v = 2 visible, 1 hidden or labelled so, 0 not
+there.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from surefeat.core.files import as_json, write_text
+from surefeat.core.geometry import boxes_from_xywh, xywh_from_boxes
 from surefeat.core.image import read_bytes
-from surefeat.data.items import Box, SourceError
+from surefeat.data.decode import Box, SourceError
+
+# Whatever a json of another shape leads to.
+_WRONG = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
+
+_FIX = "it needs images, annotations and categories, each a list"
 
 
 @dataclass(frozen=True)
-class ImageBoxes:
-    """What is cut from one image."""
+class CocoImage:
+    """An image that a json names."""
 
-    file_name: str
-    crops: tuple[tuple[str, Box, str | None], ...]
-    """Annotation id, box, category."""
+    name: str
+    """Its file_name."""
+    size: tuple[int, int] | None = None
+    """(height, width), where the json has it."""
 
 
-def read_boxes(
-    path: Path, *, categories: tuple[str, ...] | None, min_side: int, context: float
-) -> list[ImageBoxes]:
-    """The images of a COCO json with those of their boxes that are wanted."""
+@dataclass(frozen=True)
+class CocoCategory:
+    """A kind of object."""
+
+    name: str
+    keypoints: tuple[str, ...] = ()
+    flip: tuple[int, ...] | None = None
+    """Ours: the keypoint that each one becomes in a mirrored image."""
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """One object, or a mere label, of an image."""
+
+    image: int
+    """Index into the images."""
+    category: int | None
+    """Index into the categories; None: the json has no such category."""
+    box: Box | None = None
+    keypoints: tuple[float, ...] = ()
+    """x, y, v of every keypoint, one after the other."""
+    crowd: bool = False
+    difficult: bool = False
+    """VOC's flag."""
+    id: str = ""
+    """As the json has it; written ones are numbered."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """Written as it is: area, score, ..."""
+
+
+@dataclass(frozen=True)
+class Coco:
+    """The content of a json."""
+
+    images: tuple[CocoImage, ...]
+    categories: tuple[CocoCategory, ...]
+    annotations: tuple[Annotation, ...]
+
+    def by_image(self) -> list[list[Annotation]]:
+        """The annotations of every image, in their order."""
+        groups: list[list[Annotation]] = [[] for _ in self.images]
+        for annotation in self.annotations:
+            groups[annotation.image].append(annotation)
+        return groups
+
+
+def read_annotations(path: Path, *, strict: bool = True) -> Coco:
+    """Everything in a COCO json; whatever cannot be meant is a SourceError with the fix.
+
+    Without `strict`, annotations of images that are not listed are left out, categories may be
+    missing, and a box that is none counts as no box: for files cut down by other tools.
+    """
     content = read_bytes(path)
     try:
         data = json.loads(content)
-        labels = {entry["id"]: str(entry["name"]) for entry in data.get("categories", [])}
-        crops: dict[Any, list[tuple[str, Box, str | None]]] = {}
-        for entry in data["annotations"]:
-            label, box = labels.get(entry.get("category_id")), _box(entry, min_side, context)
-            if box is not None and (categories is None or label in categories):
-                crops.setdefault(entry["image_id"], []).append((str(entry.get("id")), box, label))
-        found = [
-            ImageBoxes(str(i["file_name"]), tuple(crops.get(i["id"], ()))) for i in data["images"]
-        ]
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        fix = "it needs images, annotations and categories"
-        raise SourceError(f"{path} is not a COCO file ({error!r}); {fix}") from error
-    unknown = sorted(set(categories or ()) - set(labels.values()))
-    if unknown:
-        raise SourceError(f"{path} has no category {unknown}; it has {sorted(labels.values())}")
-    return found
+        images = {entry["id"]: _image(entry) for entry in data["images"]}
+        known = data["categories"] if strict else data.get("categories", [])
+        categories = {entry["id"]: _category(entry) for entry in known}
+        entries = [dict(entry) for entry in data["annotations"]]
+    except _WRONG as error:
+        raise SourceError(f"{path} is not a COCO file ({error!r}); {_FIX}") from error
+    rows = {key: row for row, key in enumerate(images)}
+    columns = {key: column for column, key in enumerate(categories)}
+    annotations = []
+    for entry in entries:
+        try:
+            if strict or _key(entry.get("image_id")) in rows:
+                annotations.append(_annotation(entry, rows, columns, strict=strict))
+        except ValueError as error:
+            raise SourceError(f"{path}, annotation {entry.get('id')}: {error}") from error
+    return Coco(tuple(images.values()), tuple(categories.values()), _inclusive(annotations))
 
 
-def _box(annotation: dict[str, Any], min_side: int, context: float) -> Box | None:
-    """The inclusive box, grown by the context; None if it is a crowd, too small or no box."""
-    numbers = [float(value) for value in annotation.get("bbox") or ()]
-    if annotation.get("iscrowd") or len(numbers) != 4 or not all(map(math.isfinite, numbers)):
-        return None
-    x, y, w, h = numbers
-    if min(w, h) < max(min_side, 1):
-        return None
-    dx, dy = context * w, context * h
-    return x - dx, y - dy, x + w - 1 + dx, y + h - 1 + dy
+def _image(entry: dict[str, Any]) -> CocoImage:
+    height, width = entry.get("height"), entry.get("width")
+    size = (int(height), int(width)) if height and width else None
+    return CocoImage(str(entry["file_name"]), size)
+
+
+def _category(entry: dict[str, Any]) -> CocoCategory:
+    flip = entry.get("flip")
+    names = tuple(str(name) for name in entry.get("keypoints") or ())
+    twins = None if flip is None else tuple(int(index) for index in flip)
+    return CocoCategory(str(entry["name"]), names, twins)
+
+
+def _annotation(
+    entry: dict[str, Any], rows: dict[Any, int], columns: dict[Any, int], *, strict: bool
+) -> Annotation:
+    """An annotation whose box is still COCO's own x, y, width, height."""
+    image, category = _key(entry.get("image_id")), _key(entry.get("category_id"))
+    for key, known in ((image, rows), (category, columns)):
+        if strict and key not in known:
+            raise ValueError(f"no image or category has the id {key!r}; correct it or remove it")
+    box = _numbers(entry.get("bbox"), "bbox")
+    if box and (len(box) != 4 or not all(map(math.isfinite, box))):
+        if strict:
+            fix = "give x, y, width, height in pixels, or no bbox"
+            raise ValueError(f"bbox {list(box)} is no box; {fix}")
+        box = ()
+    return Annotation(
+        image=rows[image],
+        category=columns.get(category),
+        box=(box[0], box[1], box[2], box[3]) if box else None,
+        keypoints=_numbers(entry.get("keypoints"), "keypoints"),
+        crowd=bool(entry.get("iscrowd")),
+        difficult=bool(entry.get("difficult")),
+        id=str(entry.get("id")),
+    )
+
+
+def _key(value: object) -> object:
+    if isinstance(value, list | dict):
+        raise ValueError(f"an id is {value}; ids are single numbers or texts")
+    return value
+
+
+def _numbers(values: object, field_name: str) -> tuple[float, ...]:
+    if not isinstance(values or [], list):
+        raise ValueError(f"{field_name} is {values!r}; give a list of numbers")
+    try:
+        return tuple(float(value) for value in values or ())  # type: ignore[attr-defined]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{field_name} holds what is no number ({error}); correct it") from error
+
+
+def _inclusive(annotations: Sequence[Annotation]) -> tuple[Annotation, ...]:
+    """The same with inclusive boxes; all at once, which for many is far quicker."""
+    boxed = [annotation.box for annotation in annotations if annotation.box is not None]
+    table = torch.tensor(boxed, dtype=torch.float64).reshape(-1, 4)
+    boxes = iter(boxes_from_xywh(table).tolist())
+    return tuple(
+        annotation if annotation.box is None else replace(annotation, box=tuple(next(boxes)))
+        for annotation in annotations
+    )
+
+
+def coco_record(coco: Coco) -> dict[str, Any]:
+    """The json's content: ids count from 1, numbers have two decimals, area is the box's own."""
+    boxed = [note.box or (0.0, 0.0, -1.0, -1.0) for note in coco.annotations]
+    table = torch.tensor(boxed, dtype=torch.float64).reshape(-1, 4)
+    sides = [[_short(value) for value in row] for row in xywh_from_boxes(table).tolist()]
+    return {
+        "images": [
+            {"id": i, "file_name": image.name}
+            | ({"width": image.size[1], "height": image.size[0]} if image.size else {})
+            for i, image in enumerate(coco.images, start=1)
+        ],
+        "annotations": [
+            {"id": i, "image_id": note.image + 1} | _written(note, box)
+            for i, (note, box) in enumerate(zip(coco.annotations, sides, strict=True), start=1)
+        ],
+        "categories": [
+            {"id": i, "name": kind.name}
+            | ({"keypoints": kind.keypoints} if kind.keypoints else {})
+            | ({"flip": kind.flip} if kind.flip is not None else {})
+            for i, kind in enumerate(coco.categories, start=1)
+        ],
+    }
+
+
+def write_annotations(path: str | Path, coco: Coco) -> None:
+    """Write a COCO json, whole or not at all."""
+    write_text(Path(path), as_json(coco_record(coco)) + "\n")
+
+
+def _written(note: Annotation, box: list[float]) -> dict[str, Any]:
+    about: dict[str, Any] = {} if note.category is None else {"category_id": note.category + 1}
+    if note.box is not None:
+        about |= {"bbox": box, "area": _short(box[2] * box[3])}
+    about["iscrowd"] = int(note.crowd)
+    if note.keypoints:
+        about["num_keypoints"] = sum(v > 0 for v in note.keypoints[2::3])
+        about["keypoints"] = [_short(value) for value in note.keypoints]
+    return about | note.more
+
+
+def _short(value: float) -> float:
+    rounded = round(value, 2)
+    return int(rounded) if rounded == int(rounded) else rounded

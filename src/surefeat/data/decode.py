@@ -1,11 +1,8 @@
-"""Decoding: items of a source -> one buffer of images, or a stream of them.
+"""Items of a source -> decoded images: one by one, all in one buffer, or as training batches.
 
-A bad file never stops either: it is skipped, and named with the reason.
-
-Training batches in a fixed order: the same for any number of processes, and after a resume.
-
-Decoded images stay on the accelerator when they fit, else in host memory, else worker processes
-decode them again and again.
+A bad file never stops any of these: it is skipped, and named with the reason. Batches come in a
+fixed order, the same for any number of processes and after a resume; decoded images stay on the
+accelerator when they fit, else in host memory, else worker processes decode them again and again.
 """
 
 from __future__ import annotations
@@ -25,9 +22,43 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from surefeat.core.image import ImageError, decode, problem, read_bytes, resize
-from surefeat.data.items import Item, Place, SourceError
 
 _LOG = logging.getLogger(__name__)
+
+Box = tuple[float, float, float, float]
+
+
+class SourceError(ValueError):
+    """A source that gives no images: one line with what was looked for and the fix."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an image's bytes are; `refused` says why they are not to be read."""
+
+    path: str
+    offset: int = 0
+    size: int | None = None
+    """None: the whole file; else this many bytes from `offset`, a member of a tar file."""
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image, not yet decoded."""
+
+    name: str
+    """Readable: the path below the source, or shard.tar/member; a crop adds #annotation."""
+    read: Place
+    crop: Box | None = None
+    """Inclusive (x1, y1, x2, y2), original pixels; it may reach beyond the image."""
+    label: str | None = None
+    """Category of the crop, where known."""
+
+
+def name_of(item: Item) -> str:
+    """What lists and COCO files call an item: without the name of its tar file."""
+    return item.name.partition("/")[2] if item.read.size is not None else item.name
 
 
 @dataclass(frozen=True)
@@ -302,14 +333,14 @@ class StreamedBatches:
 
     def skipped(self) -> tuple[Skipped, ...]:
         """The bad files met so far, in order."""
-        found = []
+        skipped = []
         for row in torch.nonzero(self.stream.bad)[:, 0].tolist():
             item = self.stream.items[row]
             try:
                 decode_item(item, side=self.stream.side)
             except ImageError as error:
-                found.append(Skipped(item.name, str(error).removeprefix(f"{item.name}: ")))
-        return tuple(found)
+                skipped.append(Skipped(item.name, _reason(error, item)))
+        return tuple(skipped)
 
 
 def choose_memory(

@@ -1,28 +1,30 @@
-"""Categories of objects: the names of their keypoints, their channels, their mirrored twins.
+"""Objects with named keypoints: categories, labelled objects, and COCO's keypoints json.
 
-Objects with named keypoints: COCO's keypoints json in and out.
-
-Convention: points are (x, y) in original pixels, boxes inclusive (see geometry); COCO's own are x,
-y, width, height. A keypoint is visible when its flag v is 1 or 2; with v = 0 it has no place.
+Convention: points are (x, y) in original pixels, boxes inclusive (see core.geometry). A keypoint is
+visible when COCO's flag v is 1 or 2; with v = 0 it has no place.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from surefeat.core.geometry import boxes_from_xywh, xywh_from_boxes
-from surefeat.core.image import decode, problem, read_bytes
-from surefeat.data.items import Place, SourceError
-from surefeat.data.pairs import image_size
-from surefeat.data.sources import find_images
+from surefeat.core.image import decode, image_size, problem, read_bytes
+from surefeat.data.coco import (
+    Annotation,
+    Coco,
+    CocoCategory,
+    CocoImage,
+    read_annotations,
+    write_annotations,
+)
+from surefeat.data.decode import Item, Place, SourceError
+from surefeat.data.sources import image_finder
 
 __all__ = ["Category", "KeypointSet", "Labelled", "make_category", "read_coco", "write_coco"]
 
@@ -39,11 +41,11 @@ class Category:
 
 def channels(categories: Iterable[Category]) -> tuple[range, ...]:
     """Consecutive channels, one per keypoint, for each category."""
-    found, first = [], 0
+    spans, first = [], 0
     for category in categories:
-        found.append(range(first, first + len(category.keypoints)))
+        spans.append(range(first, first + len(category.keypoints)))
         first += len(category.keypoints)
-    return tuple(found)
+    return tuple(spans)
 
 
 def make_category(
@@ -110,9 +112,9 @@ class Labelled:
         place = self.image
         data = read_bytes(place.path, name=self.name, offset=place.offset, size=place.size)
         pixels = decode(data, name=self.name)
-        found = (pixels.shape[1], pixels.shape[2])
-        if found != self.size:
-            what = f"is {found[1]} x {found[0]} pixels, its label says"
+        height, width = pixels.shape[1:]
+        if (height, width) != self.size:
+            what = f"is {width} x {height} pixels, its label says"
             fix = "use the images the labels were made for"
             raise problem(self.name, f"{what} {self.size[1]} x {self.size[0]}; {fix}")
         return pixels
@@ -148,110 +150,71 @@ def read_coco(path: str | Path, *, images: str | Path | None = None) -> Keypoint
     that cannot be meant is an error that names the file, the object and the fix.
     """
     path = Path(path)
-    content = read_bytes(path)
-    try:
-        data = json.loads(content)
-        kinds = {entry["id"]: entry for entry in data["categories"]}
-        pictures = {entry["id"]: entry for entry in data["images"]}
-        labels = [entry for entry in data["annotations"] if not entry.get("iscrowd")]
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        fix = "it needs images, annotations and categories, each a list"
-        raise SourceError(f"{path} is not a COCO keypoints file ({error!r}); {fix}") from error
-    if not labels:
+    content = read_annotations(path)
+    notes = [note for note in content.annotations if not note.crowd]
+    if not notes:
         raise SourceError(f"{path} holds no annotations; label some objects first")
-    categories = _categories(path, kinds)
-    names = {category.name: index for index, category in enumerate(categories)}
-    used = {label.get("image_id") for label in labels}
-    places = _places(path, [p for key, p in pictures.items() if key in used], images)
+    categories = _categories(path, content.categories)
+    items = _items(path, content, sorted({note.image for note in notes}), images)
     objects = []
-    for label in labels:
-        where = f"{path}, annotation {label.get('id')}"
+    for note in notes:
+        image = content.images[note.image]
+        assert note.category is not None
         try:
-            picture = pictures[label["image_id"]]
-            number = names[str(kinds[label["category_id"]]["name"])]
-        except KeyError as error:
-            raise SourceError(f"{where}: no image or category has the id {error}") from None
-        found = places[str(picture["file_name"])]
-        objects.append(_object(label, picture, found, number, categories[number], where))
+            objects.append(_labelled(note, image, items[note.image], categories[note.category]))
+        except ValueError as error:
+            where = f"{path}, annotation {note.id} ({image.name})"
+            raise SourceError(f"{where}: {error}") from error
     return KeypointSet(categories, tuple(objects))
 
 
-def _categories(path: Path, kinds: dict[Any, Any]) -> tuple[Category, ...]:
-    found: list[Category] = []
-    for entry in kinds.values():
-        try:
-            made = make_category(entry["name"], entry.get("keypoints", ()), entry.get("flip"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise SourceError(f"{path}: {error}") from error
-        if made.name in (category.name for category in found):
-            raise SourceError(f"{path}: two categories are called {made.name!r}; rename one")
-        found.append(made)
-    return tuple(found)
+def _categories(path: Path, kinds: Sequence[CocoCategory]) -> tuple[Category, ...]:
+    try:
+        categories = tuple(make_category(kind.name, kind.keypoints, kind.flip) for kind in kinds)
+    except ValueError as error:
+        raise SourceError(f"{path}: {error}") from error
+    names = [category.name for category in categories]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise SourceError(f"{path}: two categories are called {twice[0]!r}; rename one")
+    return categories
 
 
-def _places(
-    path: Path, pictures: list[dict[str, Any]], images: str | Path | None
-) -> dict[str, Place]:
-    """Where each file_name is; those that are nowhere are one error that names them."""
-    root = path.parent if images is None else Path(images)
-    find = _finder(root)
-    names = [str(entry.get("file_name")) for entry in pictures]
-    found = {name: find(name) for name in names}
-    missing = [name for name, place in found.items() if place is None]
+def _items(
+    path: Path, content: Coco, rows: Sequence[int], images: str | Path | None
+) -> dict[int, Item]:
+    """Where the images are; those that are nowhere are one error that names them."""
+    find = image_finder(images, beside=path)
+    items = {row: find(content.images[row].name) for row in rows}
+    missing = [content.images[row].name for row in rows if items[row].read.refused]
     if missing:
+        root = path.parent if images is None else images
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         fix = "pass the folder or tar shards they are in as images"
         raise SourceError(f"{path}: {len(missing)} images are not under {root} ({shown}); {fix}")
-    return {name: place for name, place in found.items() if place is not None}
+    return items
 
 
-def _finder(root: Path) -> Callable[[str], Place | None]:
-    inside: dict[str, Place] = {}
-    if not root.is_dir() or any(root.glob("*.tar")):
-        # Members of tar shards are named shard.tar/member.
-        inside = {item.name.partition("/")[2]: item.read for item in find_images(root)}
-
-    def find(name: str) -> Place | None:
-        return Place(str(root / name)) if (root / name).is_file() else inside.get(name)
-
-    return find
-
-
-def _object(
-    label: dict[str, Any],
-    picture: dict[str, Any],
-    place: Place,
-    number: int,
-    category: Category,
-    where: str,
-) -> Labelled:
-    name = str(picture["file_name"])
-    try:
-        height, width = picture.get("height"), picture.get("width")
-        # A member of a tar file has no header of its own to read, so there the json must say it.
-        size = (int(height), int(width)) if height and width else image_size(Path(place.path))
-        box = _box(label.get("bbox"), size)
-        points, visible = _points(label.get("keypoints"), category, size)
-    except (TypeError, ValueError) as error:
-        raise SourceError(f"{where} ({name}): {error}") from error
-    return Labelled(place, name, number, box, points, visible, size)
-
-
-def _box(numbers: Any, size: tuple[int, int]) -> Tensor:
-    """The inclusive box of COCO's x, y, width, height; the whole image when there is none."""
-    if not numbers:
-        return torch.tensor([0.0, 0.0, size[1] - 1, size[0] - 1])
-    box = torch.tensor([float(value) for value in numbers])
-    if box.shape != (4,) or not bool(box.isfinite().all()) or bool((box[2:] < 1).any()):
+def _labelled(note: Annotation, image: CocoImage, item: Item, category: Category) -> Labelled:
+    assert note.category is not None
+    if image.size is None and item.read.size is not None:
+        raise ValueError("its image is in a tar file; give its width and height in the json")
+    size = image.size or image_size(item.read.path)
+    x1, y1, x2, y2 = note.box or (0.0, 0.0, size[1] - 1.0, size[0] - 1.0)
+    if min(x2 - x1, y2 - y1) < -1e-6:
         fix = "give x, y, width, height in pixels, or no bbox for the whole image"
-        raise ValueError(f"bbox {numbers} is no box of a pixel or more; {fix}")
-    return boxes_from_xywh(box)
+        raise ValueError(f"its bbox is no box of a pixel or more; {fix}")
+    box = torch.tensor([x1, y1, x2, y2])
+    points, visible = _points(note.keypoints, category, size)
+    return Labelled(item.read, image.name, note.category, box, points, visible, size)
 
 
-def _points(numbers: Any, category: Category, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _points(
+    numbers: Sequence[float], category: Category, size: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
     """x, y, v of each keypoint -> points (K, 2), NaN where v = 0, and visible (K,)."""
     count = len(category.keypoints)
-    table = torch.tensor([float(value) for value in numbers or [0] * (3 * count)])
+    table = torch.tensor(numbers or [0.0] * (3 * count))
     if len(table) != 3 * count:
         rule = f"{category.name!r} has {count}, each with x, y, v"
         raise ValueError(f"keypoints has {len(table)} numbers, not {3 * count}; {rule}")
@@ -265,39 +228,23 @@ def _points(numbers: Any, category: Category, size: tuple[int, int]) -> tuple[Te
     return torch.where(visible[:, None], points, torch.nan), visible
 
 
-def write_coco(path: str | Path, found: KeypointSet) -> None:
+def write_coco(path: str | Path, labelled: KeypointSet) -> None:
     """Write a set as COCO keypoints json, whole or not at all; scores as keypoint_scores."""
-    names = list(dict.fromkeys(item.name for item in found.objects))
-    sizes = {item.name: item.size for item in found.objects}
-    record = {
-        "images": [
-            {"id": i + 1, "file_name": name, "width": sizes[name][1], "height": sizes[name][0]}
-            for i, name in enumerate(names)
-        ],
-        "annotations": [
-            {"id": i + 1, "image_id": names.index(item.name) + 1} | _annotation(item)
-            for i, item in enumerate(found.objects)
-        ],
-        "categories": [
-            {"id": i + 1, "name": kind.name, "keypoints": kind.keypoints, "flip": kind.flip}
-            for i, kind in enumerate(found.categories)
-        ],
-    }
-    part = Path(path).with_name(f"{Path(path).name}.part")
-    part.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    part.replace(path)
+    sizes = {item.name: item.size for item in labelled.objects}
+    rows = {name: row for row, name in enumerate(sizes)}
+    images = tuple(CocoImage(name, size) for name, size in sizes.items())
+    kinds = (CocoCategory(kind.name, kind.keypoints, kind.flip) for kind in labelled.categories)
+    notes = (_annotation(item, rows[item.name]) for item in labelled.objects)
+    write_annotations(path, Coco(images, tuple(kinds), tuple(notes)))
 
 
-def _annotation(item: Labelled) -> dict[str, Any]:
+def _annotation(item: Labelled, image: int) -> Annotation:
     keypoints: list[float] = []
     for (x, y), seen in zip(item.points.tolist(), item.visible.tolist(), strict=True):
-        keypoints += [round(x, 2), round(y, 2), 2] if seen else [0, 0, 0]
-    box = [round(value, 2) for value in xywh_from_boxes(item.box).tolist()]
-    about = {
-        "category_id": item.category + 1, "bbox": box, "area": round(box[2] * box[3], 2),
-        "iscrowd": 0, "num_keypoints": int(item.visible.sum()), "keypoints": keypoints,
-    }  # fmt: skip
-    if item.scores is None:
-        return about
-    scores = [round(score, 4) for score in item.scores.tolist()]
-    return about | {"keypoint_scores": scores, "score": round(sum(scores) / max(1, len(scores)), 4)}
+        keypoints += [x, y, 2] if seen else [0, 0, 0]
+    more = {}
+    if item.scores is not None:
+        scores = [round(score, 4) for score in item.scores.tolist()]
+        more = {"keypoint_scores": scores, "score": round(sum(scores) / max(1, len(scores)), 4)}
+    x1, y1, x2, y2 = item.box.tolist()
+    return Annotation(image, item.category, (x1, y1, x2, y2), tuple(keypoints), more=more)

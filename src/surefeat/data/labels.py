@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from surefeat.core.image import read_bytes
-from surefeat.data.items import Box, Item, Place, SourceError
-from surefeat.data.sources import find_images
+from surefeat.data.coco import Annotation, Coco, read_annotations
+from surefeat.data.decode import Box, Item, SourceError, name_of
+from surefeat.data.sources import find_images, missing_image
 
 _COLUMNS = ("image", "label")
 
@@ -63,8 +62,8 @@ class LabelledImages:
 
     def counts(self) -> dict[str, int]:
         """Category -> images that show it."""
-        found = Counter(label for image in self.images for label in image.labels)
-        return {name: found[name] for name in self.categories}
+        count = Counter(label for image in self.images for label in image.labels)
+        return {name: count[name] for name in self.categories}
 
 
 def find_labels(
@@ -85,29 +84,24 @@ def find_labels(
     """
     if str(source).lower().endswith(".json"):
         root = images if images is not None else Path(source).parent
-        found = _from_coco(Path(source), find_images(root, keep=keep), complete=keep is None)
+        photos = _from_coco(Path(source), find_images(root, keep=keep), complete=keep is None)
     else:
         items = find_images(source, images=images, keep=keep)
         if labels is None:
-            found = [PhotoLabels(name_of(item), item, _folder(item)) for item in items]
+            photos = [PhotoLabels(name_of(item), item, _folder(item)) for item in items]
         elif str(labels).lower().endswith(".json"):
-            found = _from_coco(Path(labels), items, complete=False)
+            photos = _from_coco(Path(labels), items, complete=False)
         else:
-            found = _from_csv(Path(labels), items)
-    seen = sorted({label for image in found for label in image.labels | image.unsure})
-    if not any(image.labels for image in found):
-        raise SourceError(f"none of {len(found)} images under {source} has a label; {_FIX}")
+            photos = _from_csv(Path(labels), items)
+    seen = sorted({label for image in photos for label in image.labels | image.unsure})
+    if not any(image.labels for image in photos):
+        raise SourceError(f"none of {len(photos)} images under {source} has a label; {_FIX}")
     unknown = sorted(set(categories or ()) - set(seen))
     if unknown:
         raise SourceError(f"no image is labelled {unknown}; there are {seen}")
     if categories is not None:
-        found = [_only(image, frozenset(categories)) for image in found]
-    return LabelledImages(tuple(found), categories or tuple(seen))
-
-
-def name_of(item: Item) -> str:
-    """What lists and COCO files call an item: without the name of its tar file."""
-    return item.name.partition("/")[2] if item.read.size is not None else item.name
+        photos = [_only(image, frozenset(categories)) for image in photos]
+    return LabelledImages(tuple(photos), categories or tuple(seen))
 
 
 def _folder(item: Item) -> frozenset[str]:
@@ -116,7 +110,7 @@ def _folder(item: Item) -> frozenset[str]:
 
 
 def _only(image: PhotoLabels, wanted: frozenset[str]) -> PhotoLabels:
-    objects = tuple(each for each in image.objects if each.category in wanted)
+    objects = tuple(thing for thing in image.objects if thing.category in wanted)
     return replace(
         image, labels=image.labels & wanted, unsure=image.unsure & wanted, objects=objects
     )
@@ -134,17 +128,17 @@ def _from_csv(path: Path, items: list[Item]) -> list[PhotoLabels]:
         raise SourceError(
             f"{path} has no column {missing[0]!r}; its first line must be image,label"
         )
-    found: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
     for row in rows:
         name, text = (row["image"] or "").strip(), row["label"] or ""
         if not name:
             raise SourceError(f"{path}, line {rows.line_num}: no image is named; fill it in")
-        found.setdefault(name, set()).update(each.strip() for each in text.split(";"))
-    labels = {name: frozenset(each - {""}) for name, each in found.items()}
+        named.setdefault(name, set()).update(label.strip() for label in text.split(";"))
+    labels = {name: frozenset(own - {""}) for name, own in named.items()}
     known = {key for item in items for key in _keys(item)}
     absent = [
-        PhotoLabels(name, _missing(name), these)
-        for name, these in labels.items()
+        PhotoLabels(name, missing_image(name, path.parent), own)
+        for name, own in labels.items()
         if name not in known
     ]
     return [_looked_up(item, labels) for item in items] + absent
@@ -160,49 +154,38 @@ def _looked_up(item: Item, labels: dict[str, frozenset[str]]) -> PhotoLabels:
     return PhotoLabels(name, item, labels.get(name, labels.get(stem, frozenset())))
 
 
-def _missing(name: str) -> Item:
-    where = "is not where it was looked for; pass the folder or shards as images"
-    return Item(name, Place(name, refused=where))
-
-
 def _from_coco(path: Path, items: list[Item], *, complete: bool) -> list[PhotoLabels]:
     """Labels of a COCO file; with `complete`, also of images that are not there, as refused."""
-    try:
-        data = json.loads(read_bytes(path))
-        names = {entry["id"]: str(entry["name"]) for entry in data["categories"]}
-        objects: dict[Any, list[tuple[str, Object | None]]] = {i["id"]: [] for i in data["images"]}
-        for entry in data["annotations"]:
-            category = names[entry["category_id"]]
-            objects[entry["image_id"]].append((category, _object(entry, category)))
-        listed = {str(image["file_name"]): objects[image["id"]] for image in data["images"]}
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        fix = "it needs images, annotations and categories"
-        raise SourceError(f"{path} is not a COCO file ({error!r}); {fix}") from error
-    found, left = [], dict(listed)
+    content = read_annotations(path)
+    notes = content.by_image()
+    rows = {image.name: row for row, image in enumerate(content.images)}
+    left, images = dict(rows), []
     for item in items:
-        key = next((key for key in _keys(item) if key in listed), None)
+        key = next((key for key in _keys(item) if key in rows), None)
         if key is not None:
             left.pop(key, None)
-            found.append(_labelled(key, item, listed[key]))
+            images.append(_labelled(key, item, notes[rows[key]], content))
         elif not complete:
-            found.append(PhotoLabels(name_of(item), item, frozenset()))
+            images.append(PhotoLabels(name_of(item), item, frozenset()))
     if complete:
-        found += [_labelled(name, _missing(name), each) for name, each in left.items()]
-    return found
+        absent = (missing_image(name, path.parent) for name in left)
+        images += [_labelled(item.name, item, notes[left[item.name]], content) for item in absent]
+    return images
 
 
-def _labelled(name: str, item: Item, found: Iterable[tuple[str, Object | None]]) -> PhotoLabels:
-    pairs = list(found)
-    sure = {category for category, each in pairs if each is None or not each.difficult}
-    unsure = {category for category, _ in pairs} - sure
-    objects = tuple(each for _, each in pairs if each is not None)
-    return PhotoLabels(name, item, frozenset(sure), frozenset(unsure), objects)
-
-
-def _object(entry: dict[str, Any], category: str) -> Object | None:
-    numbers = [float(value) for value in entry.get("bbox") or ()]
-    if len(numbers) != 4:
-        return None
-    x, y, w, h = numbers
-    flagged = bool(entry.get("difficult") or entry.get("iscrowd"))
-    return Object(category, (x, y, x + w - 1, y + h - 1), flagged)
+def _labelled(name: str, item: Item, notes: Iterable[Annotation], content: Coco) -> PhotoLabels:
+    """A label without a box is sure; one whose boxes are all difficult is not."""
+    every: set[str] = set()
+    sure: set[str] = set()
+    objects = []
+    for note in notes:
+        assert note.category is not None
+        category = content.categories[note.category].name
+        every.add(category)
+        difficult = note.difficult or note.crowd
+        if note.box is not None:
+            objects.append(Object(category, note.box, difficult))
+        if note.box is None or not difficult:
+            sure.add(category)
+    unsure = frozenset(every - sure)
+    return PhotoLabels(name, item, frozenset(sure), unsure, tuple(objects))

@@ -9,20 +9,18 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
+
+from surefeat.core.image import image_size
 
 COLUMNS = ("source_image", "target_image", "class", "XA", "YA", "XB", "YB")
 """PF-PASCAL's columns; coordinates are lists separated by semicolons."""
 
 MISSING = -1.0
 """Public lists pad keypoints that are not there with x = y = -1 (in the file's own numbers)."""
-
-EXIF_ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,29 +63,6 @@ class Pair:
     def common(self) -> tuple[Tensor, Tensor]:
         """The keypoints visible in both images: (V, 2) and (V, 2) original pixels."""
         return self.points0[self.visible], self.points1[self.visible]
-
-
-def image_size(path: Path) -> tuple[int, int]:
-    """(height, width) of an image file, EXIF rotation applied; reads the header only."""
-    try:
-        return _image_size(path, path.stat().st_mtime_ns)
-    except FileNotFoundError:
-        raise ValueError(
-            f"there is no image {path}; check the folder the list belongs to"
-        ) from None
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"cannot read the image {path}: {error}") from error
-
-
-# Benchmarks name one image in many pairs; the time stamp tells a file that was replaced.
-@lru_cache(maxsize=16_384)
-def _image_size(path: Path, changed: int) -> tuple[int, int]:
-    with Image.open(path) as image:
-        width, height = image.size
-        # Pillow gives the size of a TIFF as it is shown, of other formats as it is stored.
-        stored = image.format != "TIFF"
-        turned = stored and image.getexif().get(EXIF_ORIENTATION, 1) in (5, 6, 7, 8)
-    return (width, height) if turned else (height, width)
 
 
 def check_inside(points: Tensor, size: tuple[int, int], *, tolerance: float, where: str) -> None:

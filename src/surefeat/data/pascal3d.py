@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from surefeat.data.items import Place
+from surefeat.core.image import image_size
+from surefeat.data.decode import Place
 from surefeat.data.keypoints import Category, KeypointSet, Labelled, make_category, read_coco
-from surefeat.data.pairs import image_size
 
 CLASSES = (
     "aeroplane", "bicycle", "boat", "bottle", "bus", "car", "chair", "diningtable", "motorbike",

@@ -1,8 +1,6 @@
-"""A training image before it is read: its name, where its bytes are, what is cut from it.
+"""Where images come from: folders, lists, tar shards, COCO files.
 
-Where training images come from: folders, lists, tar shards, COCO files.
-
-`find_images` opens no image, so it is fast; canvas.py decodes what it found.
+`find_images` opens no image, so it is fast; data.decode reads what it found.
 """
 
 from __future__ import annotations
@@ -15,13 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from surefeat.core.image import EXTENSIONS, read_bytes
-from surefeat.data.coco import ImageBoxes, read_boxes
-from surefeat.data.items import Item, Place, SourceError
+from surefeat.core.image import EXTENSIONS, UNREADABLE, read_bytes
+from surefeat.data.coco import Annotation, Coco, read_annotations
+from surefeat.data.decode import Box, Item, Place, SourceError, name_of
 
 _LOG = logging.getLogger(__name__)
 
-_MISSING = "is not where it was looked for ({root}); pass the folder or shards as images"
+CONTEXT = 0.2
+"""By this share of its size a box grows on each side before it is cut out."""
 
 
 def find_images(
@@ -31,7 +30,7 @@ def find_images(
     crop: str | Path | None = None,
     keep: str | Path | None = None,
     categories: tuple[str, ...] | None = None,
-    context: float = 0.0,
+    context: float = CONTEXT,
     min_side: int = 32,
 ) -> list[Item]:
     """The images of a folder, a list, tar shards (file, folder or glob) or a COCO json, in order.
@@ -43,59 +42,42 @@ def find_images(
     of its size per side, boxes with a side under `min_side` pixels are dropped.
     """
     coco = source if str(source).lower().endswith(".json") else crop
+    kept = None if keep is None else set(_lines(Path(keep)))
     if coco is None:
-        found, wanted = _files(source, images), " ".join(EXTENSIONS)
+        items, wanted = _files(source, images), " ".join(EXTENSIONS)
     else:
-        find = _index(_files(source, images)) if coco is crop else _lookup(images, beside=coco)
-        boxes = read_boxes(Path(coco), categories=categories, min_side=min_side, context=context)
-        found = list(_crops(boxes, find, keep_missing=coco is source))
+        own = coco is source
+        find = image_finder(images, beside=coco) if own else _index(_files(source, images))
+        content = read_annotations(Path(coco), strict=False)
+        _check_categories(content, categories, coco)
+        items = []
+        for image, notes in zip(content.images, content.by_image(), strict=True):
+            boxes = [note for note in notes if _is_wanted(note, content, categories, min_side)]
+            item = find(image.name) if boxes else None
+            if item is not None and _is_kept(item, kept) and (own or not item.read.refused):
+                items += _cut(item, boxes, content, context)
         wanted = f"boxes of {categories or 'any category'}, {min_side} pixels or more, in {coco}"
-    if keep is not None:
-        kept = set(_lines(Path(keep)))
-        found = [entry for entry in found if entry[0] in kept or _stem(entry[0]) in kept]
+    if kept is not None:
+        items = items if coco else [item for item in items if _is_kept(item, kept)]
         wanted += f", named in {keep}"
-    items = [item for _, item in found]
     if all(item.read.refused for item in items):
         first = f"; {items[0].name} {items[0].read.refused}" if items else "; pass another folder"
         raise SourceError(f"no images under {source} (looked for {wanted}){first}")
     return items
 
 
-# An entry is an item and the name lists and COCO files call it by: its path below the folder or
-# inside the tar file.
-_Entry = tuple[str, Item]
+def walk_folder(root: str | Path) -> list[Item]:
+    """The images of a folder at any depth, sorted by their path below it.
 
-
-def _files(source: str | Path, images: str | Path | None = None) -> list[_Entry]:
-    path, suffix = Path(source), Path(source).suffix.lower()
-    if path.is_dir():
-        # Tar files beside loose images are backups more often than a second half of the data.
-        return _folder(path) or [
-            entry for tar in sorted(path.glob("*.tar")) for entry in _members(tar)
-        ]
-    if not path.exists() and glob.has_magic(str(source)):
-        matches = sorted(glob.glob(str(source), recursive=True))
-        return [entry for match in matches for entry in _files(match, images)]
-    if not path.is_file():
-        what = "is a pipe, device or socket" if path.exists() else "does not exist"
-        raise SourceError(f"{source} {what}; pass a folder, a list, tar shards or a COCO json")
-    if suffix in EXTENSIONS:
-        return [(path.name, Item(path.name, Place(str(path))))]
-    if suffix == ".tar":
-        return list(_members(path))
-    if suffix in (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip"):
-        raise SourceError(f"{source} is compressed; repack it as a plain .tar, read in place")
-    find = _lookup(images, beside=path)
-    return [find(name) for name in _lines(path)]
-
-
-def _folder(root: Path) -> list[_Entry]:
-    found: list[_Entry] = []
+    Hidden files and folders (macOS's `._x.jpg` too) are passed over, links are followed, a folder
+    is entered once. What looks like a photo but cannot be read, and a folder that cannot be
+    opened, is listed as refused, with the fix.
+    """
+    items: list[Item] = []
     seen: set[tuple[int, int]] = set()
 
     def add(path: str, refused: str | None = None) -> None:
-        name = os.path.relpath(path, root)
-        found.append((name, Item(name, Place(path, refused=refused))))
+        items.append(Item(os.path.relpath(path, root), Place(path, refused=refused)))
 
     def unreadable(error: OSError) -> None:
         add(error.filename, f"cannot be opened ({error.strerror}); check its permissions")
@@ -108,12 +90,76 @@ def _folder(root: Path) -> list[_Entry]:
         seen.add((info.st_dev, info.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in (*files, *folders):  # a folder named x.jpg is listed, so that it is reported
-            if _is_image(name):
-                add(os.path.join(folder, name))
-    return sorted(found, key=lambda entry: entry[0])
+            if _looks_like_photo(name):
+                add(os.path.join(folder, name), _no_reader(name))
+    return sorted(items, key=lambda item: item.name)
 
 
-def _members(path: Path) -> Iterator[_Entry]:
+def folder_paths(root: str | Path) -> list[Path]:
+    """The images of a folder as files; what cannot be read is logged. SourceError: none."""
+    items = walk_folder(root)
+    for item in items:
+        if item.read.refused:
+            _LOG.warning("skipped %s: %s", item.name, item.read.refused)
+    paths = [Path(item.read.path) for item in items if not item.read.refused]
+    if not paths:
+        wanted = " ".join(EXTENSIONS)
+        raise SourceError(f"no images under {root} (looked for {wanted}); pass another folder")
+    return paths
+
+
+def image_finder(images: str | Path | None, *, beside: str | Path) -> Callable[[str], Item]:
+    """Finds images by name, with or without extension, under `images` or beside a file.
+
+    One that is not there comes back as refused.
+    """
+    root = Path(beside).parent if images is None else Path(images)
+    packed: Callable[[str], Item] | None = None
+    if not root.is_dir():
+        packed = _index(_files(root), root=str(root))
+    elif any(root.glob("*.tar")):
+        packed = _index(_shards(root), root=str(root))
+
+    # A folder is not listed for this: it may hold far more than the names that are asked for.
+    def find(name: str) -> Item:
+        spellings = [name] if _is_image(name) else [*(name + ext for ext in EXTENSIONS), name]
+        for spelling in spellings:
+            path = os.path.join(root, spelling)
+            if os.path.lexists(path):
+                return Item(spelling, Place(path))
+        return missing_image(name, root) if packed is None else packed(name)
+
+    return find
+
+
+def _files(source: str | Path, images: str | Path | None = None) -> list[Item]:
+    path, suffix = Path(source), Path(source).suffix.lower()
+    if path.is_dir():
+        loose = walk_folder(path)
+        # Tar files beside loose images are backups more often than a second half of the data.
+        nothing = all(item.read.refused for item in loose)
+        return loose + _shards(path) if nothing else loose
+    if not path.exists() and glob.has_magic(str(source)):
+        matches = sorted(glob.glob(str(source), recursive=True))
+        return [item for match in matches for item in _files(match, images)]
+    if not path.is_file():
+        what = "is a pipe, device or socket" if path.exists() else "does not exist"
+        raise SourceError(f"{source} {what}; pass a folder, a list, tar shards or a COCO json")
+    if _looks_like_photo(f"x{suffix}"):
+        return [Item(path.name, Place(str(path), refused=_no_reader(path.name)))]
+    if suffix == ".tar":
+        return list(_members(path))
+    if suffix in (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip"):
+        raise SourceError(f"{source} is compressed; repack it as a plain .tar, read in place")
+    find = image_finder(images, beside=path)
+    return [find(name) for name in _lines(path)]
+
+
+def _shards(folder: Path) -> list[Item]:
+    return [item for tar in sorted(folder.glob("*.tar")) for item in _members(tar)]
+
+
+def _members(path: Path) -> Iterator[Item]:
     """The images in a tar file, from one pass over its headers; nothing is extracted."""
     end, refused = -1, None
     try:
@@ -124,16 +170,17 @@ def _members(path: Path) -> Iterator[_Entry]:
                 if member.offset <= end:
                     raise OSError("its headers lead backwards")
                 end, name = member.offset, member.name.removeprefix("./")
-                if _is_image(name) and not member.isdir():
-                    place = Place(str(path), member.offset_data, member.size, _refusal(member))
-                    yield name, Item(f"{path.name}/{name}", place)
+                if _looks_like_photo(name) and not member.isdir():
+                    refused = _refusal(member) or _no_reader(name)
+                    place = Place(str(path), member.offset_data, member.size, refused)
+                    yield Item(f"{path.name}/{name}", place)
             # tarfile takes a damaged header, or none at all, for the end: the real one is zeros.
             file.seek(tar.offset)
             if file.read(512) != bytes(512):
                 raise OSError("no end mark")
     except Exception as error:  # damaged headers raise nearly anything
         refused = f"is damaged or cut short ({error}); images after that are lost, fetch it again"
-        yield path.name, Item(path.name, Place(str(path), refused=refused))
+        yield Item(path.name, Place(str(path), refused=refused))
 
 
 def _refusal(member: tarfile.TarInfo) -> str | None:
@@ -144,52 +191,76 @@ def _refusal(member: tarfile.TarInfo) -> str | None:
     return None
 
 
-def _index(entries: Iterable[_Entry], *, root: str = "the source") -> Callable[[str], _Entry]:
-    """Finds entries by their name with or without extension; of equal names the first counts."""
-    known: dict[str, _Entry] = {}
-    for entry in entries:
-        known.setdefault(entry[0], entry)
-        known.setdefault(_stem(entry[0]), entry)
-    refused = _MISSING.format(root=root)
-    return lambda name: known.get(name) or (name, Item(name, Place(name, refused=refused)))
+def _index(items: Iterable[Item], *, root: str = "the source") -> Callable[[str], Item]:
+    """Finds items by their name with or without extension; of equal names the first counts."""
+    known: dict[str, Item] = {}
+    for item in items:
+        for name in (name_of(item), _stem(name_of(item))):
+            known.setdefault(name, item)
+    return lambda name: known.get(name) or missing_image(name, root)
 
 
-def _lookup(images: str | Path | None, *, beside: str | Path) -> Callable[[str], _Entry]:
-    """Finds entries by their name, with or without extension, under `images` or beside a file."""
-    root = Path(beside).parent if images is None else Path(images)
-    if not root.is_dir() or any(root.glob("*.tar")):
-        return _index(_files(root), root=str(root))
-
-    # A folder is not listed for this: it may hold far more than the names that are asked for.
-    def find(name: str) -> _Entry:
-        spellings = [name] if _is_image(name) else [*(name + ext for ext in EXTENSIONS), name]
-        for spelling in spellings:
-            path = os.path.join(root, spelling)
-            if os.path.lexists(path):
-                return spelling, Item(spelling, Place(path))
-        return name, Item(name, Place(name, refused=_MISSING.format(root=root)))
-
-    return find
+def missing_image(name: str, root: str | Path) -> Item:
+    """What stands for an image that is not there: refused, with the fix."""
+    fix = "pass the folder or shards as images"
+    return Item(name, Place(name, refused=f"is not where it was looked for ({root}); {fix}"))
 
 
-def _crops(
-    boxes: Iterable[ImageBoxes], find: Callable[[str], _Entry], *, keep_missing: bool
-) -> Iterator[_Entry]:
-    for image in boxes:
-        if not image.crops:
-            continue
-        name, item = find(image.file_name)
-        if item.read.refused:
-            if keep_missing:
-                yield name, item
-            continue
-        for number, box, label in image.crops:
-            yield name, replace(item, name=f"{item.name}#{number}", crop=box, label=label)
+def _check_categories(content: Coco, categories: tuple[str, ...] | None, path: str | Path) -> None:
+    known = {category.name for category in content.categories}
+    unknown = sorted(set(categories or ()) - known)
+    if unknown:
+        raise SourceError(f"{path} has no category {unknown}; it has {sorted(known)}")
+
+
+def _is_wanted(
+    note: Annotation, content: Coco, categories: tuple[str, ...] | None, min_side: int
+) -> bool:
+    if note.crowd or note.box is None or min(_sides(note.box)) < max(min_side, 1) - 1e-6:
+        return False
+    return categories is None or _label(note, content) in categories
+
+
+def _cut(item: Item, notes: list[Annotation], content: Coco, context: float) -> Iterator[Item]:
+    """A crop for every box of an image, grown by the context; a refused image as it is."""
+    if item.read.refused:
+        yield item
+        return
+    for note in notes:
+        assert note.box is not None
+        x1, y1, x2, y2 = note.box
+        dx, dy = (context * side for side in _sides(note.box))
+        box = (x1 - dx, y1 - dy, x2 + dx, y2 + dy)
+        yield replace(item, name=f"{item.name}#{note.id}", crop=box, label=_label(note, content))
+
+
+def _sides(box: Box) -> tuple[float, float]:
+    return box[2] - box[0] + 1, box[3] - box[1] + 1
+
+
+def _label(note: Annotation, content: Coco) -> str | None:
+    return None if note.category is None else content.categories[note.category].name
+
+
+def _is_kept(item: Item, kept: set[str] | None) -> bool:
+    return kept is None or name_of(item) in kept or _stem(name_of(item)) in kept
 
 
 def _is_image(name: str) -> bool:
-    hidden = any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
-    return not hidden and name.lower().endswith(EXTENSIONS)
+    return not _is_hidden(name) and name.lower().endswith(EXTENSIONS)
+
+
+def _looks_like_photo(name: str) -> bool:
+    return not _is_hidden(name) and name.lower().endswith((*EXTENSIONS, *UNREADABLE))
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
+
+
+def _no_reader(name: str) -> str | None:
+    ending = os.path.splitext(name)[1].lower()
+    return f"is {ending}, which is not read; convert it to JPEG" if ending in UNREADABLE else None
 
 
 def _stem(name: str) -> str:

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from surefeat.core.files import file_hash, from_dict, write_bytes, write_json
 from surefeat.core.geometry import out_of_box
 from surefeat.core.image import ImageLike, crop, load
-from surefeat.data.items import Place
+from surefeat.data.decode import Place
 from surefeat.data.keypoints import (
     Category,
     KeypointSet,

@@ -23,14 +23,15 @@ from surefeat.core.files import choose_device, write_json, write_text
 from surefeat.data.decode import (
     Batches,
     Canvas,
+    Item,
     Memory,
     Part,
+    Place,
     Skipped,
     StreamedBatches,
     choose_memory,
     decode_all,
 )
-from surefeat.data.items import Item, Place
 from surefeat.data.sources import find_images
 from surefeat.learn.config import Config, DataConfig, check_numbers, preset
 from surefeat.learn.loop import Progress, Reporter, train

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from surefeat.core.geometry import grid_to_pixel
 from surefeat.core.ranking import auroc
-from surefeat.data.decode import decode_all
-from surefeat.data.items import Item
+from surefeat.data.decode import Item, decode_all
 from surefeat.data.sources import find_images
 from surefeat.learn.config import ColourConfig, Config, WarpConfig, preset
 from surefeat.learn.runs import Run

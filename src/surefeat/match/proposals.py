@@ -28,7 +28,7 @@ from tqdm import tqdm
 from surefeat.core.files import to_dict
 from surefeat.core.geometry import Frame
 from surefeat.core.image import ImageError, decode, read_bytes
-from surefeat.data.items import Item, Place
+from surefeat.data.decode import Item, Place
 from surefeat.match.config import ProposalConfig
 
 if TYPE_CHECKING:

@@ -6,16 +6,17 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from surefeat.core.files import write_json, write_text
+from surefeat.core.files import to_dict, write_json, write_text
 from surefeat.core.image import EXTENSIONS, ImageError
-from surefeat.data.decode import Skipped
+from surefeat.data.decode import Item, Place, Skipped
+from surefeat.data.sources import walk_folder
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 
@@ -28,10 +29,13 @@ class Extracted:
     written: int
     already_there: int
     skipped: tuple[Skipped, ...]
+    listed: Path | None
+    """Where the skipped images are listed with the reasons."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self) | {"folder": str(self.folder)}
+        listed = None if self.listed is None else str(self.listed)
+        return to_dict(self) | {"folder": str(self.folder), "listed": listed}
 
 
 def extract_to_folder(
@@ -54,26 +58,30 @@ def extract_to_folder(
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     out = Path(out)
     targets = _targets(images, out)
-    mine = sorted(targets)[rank::world]
+    mine = [targets[path] for path in sorted(targets)[rank::world]]
     if not isinstance(model, DenseFeatures):
         model = DenseFeatures.from_pretrained(model, device=device)
-    _same_model(model, longest_side or model.config.longest_side, out)
-    todo = [path for path in mine if not targets[path].is_file()]
-    skipped: list[Skipped] = []
+    side = longest_side or model.config.longest_side
+    _check_same_model(model, side, out)
+    refused = [item.read for item, _ in mine if item.read.refused]
+    skipped = [Skipped(place.path, str(place.refused)) for place in refused]
+    readable = {Path(item.read.path): target for item, target in mine if not item.read.refused}
+    todo = [path for path, target in readable.items() if not target.is_file()]
+    written = 0
     with tqdm(total=len(todo), desc="extracting", unit="img", disable=quiet or rank > 0) as bar:
         for start in range(0, len(todo), batch):
             part = todo[start : start + batch]
-            seen = {"longest_side": longest_side, "batch": batch}
-            for path, features in _readable(model, part, skipped, **seen):
-                features.save(targets[path])
+            for path, features in _readable_ones(model, part, skipped, longest_side=side):
+                features.save(readable[path])
+                written += 1
             bar.update(len(part))
-    if skipped:
-        lines = (f"{entry.name}\t{entry.reason}\n" for entry in skipped)
-        write_text(out / f"skipped-{rank}.txt", "".join(lines))
-    return Extracted(out, len(todo) - len(skipped), len(mine) - len(todo), tuple(skipped))
+    listed = out / f"skipped-{rank}.txt" if skipped else None
+    if listed is not None:
+        write_text(listed, "".join(f"{entry.name}\t{entry.reason}\n" for entry in skipped))
+    return Extracted(out, written, len(readable) - len(todo), tuple(skipped), listed)
 
 
-def _same_model(model: DenseFeatures, longest_side: int, out: Path) -> None:
+def _check_same_model(model: DenseFeatures, longest_side: int, out: Path) -> None:
     """Files of two models in one folder would look alike and match badly: that is an error."""
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
@@ -89,37 +97,39 @@ def _same_model(model: DenseFeatures, longest_side: int, out: Path) -> None:
         )
 
 
-def _readable(
-    model: DenseFeatures, paths: list[Path], skipped: list[Skipped], **seen: Any
+def _readable_ones(
+    model: DenseFeatures, paths: list[Path], skipped: list[Skipped], *, longest_side: int
 ) -> Iterator[tuple[Path, Features]]:
     """Features of the images that can be read, in one batch if all can."""
+    size = {"longest_side": longest_side, "batch": len(paths)}
     try:
-        yield from zip(paths, model.extract(paths, **seen), strict=True)
+        yield from zip(paths, model.extract(paths, **size), strict=True)
     except ImageError:
         for path in paths:
             try:
-                yield path, model.extract(path, **seen)[0]
+                yield path, model.extract(path, **size)[0]
             except ImageError as error:
-                skipped.append(Skipped(str(path), str(error)))
+                skipped.append(Skipped(str(path), str(error).removeprefix(f"{path}: ")))
 
 
-def _targets(images: Sequence[str | Path], out: Path) -> dict[Path, Path]:
-    """Every image with its file below `out`; folders keep their structure."""
-    found: dict[Path, Path] = {}
+def _targets(images: Sequence[str | Path], out: Path) -> dict[str, tuple[Item, Path]]:
+    """Every image, by its path, with its file below `out`; folders keep their structure."""
+    targets: dict[str, tuple[Item, Path]] = {}
     for given in map(Path, images):
         if not given.exists():
             raise FileNotFoundError(f"no image or folder at {given}; check the path")
-        inside = [p for p in sorted(given.rglob("*")) if p.suffix.lower() in EXTENSIONS]
-        paths = inside if given.is_dir() else [given]
+        items = walk_folder(given) if given.is_dir() else [Item(given.name, Place(str(given)))]
         # Several folders keep their own names, so that equal names below them do not meet.
-        root = given if given.is_dir() and len(images) == 1 else given.parent
-        found |= {p: out / f"{p.relative_to(root)}.safetensors" for p in paths}
-    if not found:
-        raise ValueError(f"no images under {images[0]} (looked for {' '.join(EXTENSIONS)})")
-    first: dict[Path, Path] = {}
-    for path, target in found.items():
+        above = out / given.name if given.is_dir() and len(images) > 1 else out
+        targets |= {item.read.path: (item, above / f"{item.name}.safetensors") for item in items}
+    if all(item.read.refused for item, _ in targets.values()):
+        refused = [f"; {item.name} {item.read.refused}" for item, _ in targets.values()]
+        fix = refused[0] if refused else "; pass another folder"
+        raise ValueError(f"no images under {images[0]} (looked for {' '.join(EXTENSIONS)}){fix}")
+    first: dict[Path, str] = {}
+    for path, (_, target) in targets.items():
         if first.setdefault(target, path) != path:
             raise ValueError(
                 f"{first[target]} and {path} would both be {target}; extract them apart"
             )
-    return found
+    return targets

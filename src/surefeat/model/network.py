@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from surefeat.core.files import choose_device, file_hash, to_dict, write_model
 from surefeat.core.geometry import Frame, interpolation, pixel_to_grid
-from surefeat.core.image import EXTENSIONS, ImageError, ImageLike, prepare
+from surefeat.core.image import ImageLike, prepare
+from surefeat.data.sources import folder_paths
 from surefeat.model.config import (
     SETTINGS,
     WEIGHTS,
@@ -242,10 +243,7 @@ def _each_image(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
     items = images if isinstance(images, list | tuple) else [images]
     for item in items:
         if isinstance(item, str | Path) and Path(item).is_dir():
-            paths = sorted(p for p in Path(item).rglob("*") if p.suffix.lower() in EXTENSIONS)
-            if not paths:
-                raise ImageError(f"no images under {item} (looked for {' '.join(EXTENSIONS)})")
-            yield from paths
+            yield from folder_paths(item)
         else:
             yield item  # type: ignore[misc]
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from surefeat.core.files import to_dict
-from surefeat.core.image import EXTENSIONS, ImageError, ImageLike, load, resize
+from surefeat.core.image import ImageError, ImageLike, load, resize
+from surefeat.data.sources import walk_folder
 from surefeat.learn.config import Config
 from surefeat.learn.runs import Run
 from surefeat.learn.warp import Views, corresponding_points, draw, two_views
@@ -112,9 +113,9 @@ def _decoded(image: ImageLike) -> Iterator[Example]:
     elif not Path(image).is_dir():
         yield Path(image).name, load(image)
     else:
-        for path in sorted(p for p in Path(image).rglob("*") if p.suffix.lower() in EXTENSIONS):
+        for item in walk_folder(image):
             with suppress(ImageError):
-                yield path.name, load(path)
+                yield Path(item.name).name, load(item.read.path)
 
 
 def _image_count(run: Run) -> str:
