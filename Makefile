@@ -24,7 +24,7 @@ lint: setup
 	$(BIN)/mypy
 
 results: setup
-	$(BIN)/python results/tables.py
+	$(BIN)/python docs/results_page.py
 
 clean:
 	rm -rf .venv demo-output

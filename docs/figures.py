@@ -33,7 +33,7 @@ from surefeat.core.geometry import box_area
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import read_coco
 from surefeat.match.proposals import propose
-from surefeat.measure.results import Score
+from surefeat.measure.results import Score, read_result
 from surefeat.measure.tables import CONTROL, TITLES, published, read_fewshot, sizes_of
 from surefeat.model.config import REGION_WEIGHTS
 from surefeat.show.objects import keypoints as object_keypoints
@@ -201,21 +201,14 @@ def keypoints() -> Figure:
 
 
 def calibration() -> Figure:
-    stored = json.loads((RESULTS / "reliability.json").read_text())
+    stored = json.loads((RESULTS / "studies" / "reliability.json").read_text())
     bins = stored["metrics"]["calibration on val"]
     return viz.calibration_curve(bins["predicted"], bins["actual"], bins["count"])
 
 
 def regions() -> Figure:
-    return region_figure([with_regions(row) for row in REGION_ROWS])
-
-
-def with_regions(row: str) -> dict[str, Any]:
-    """The result of a row that has its region curves, measured with its points or apart."""
-    name = f"pf-pascal-test-{row}.json"
-    files = [path for part in ("pf-pascal", "regions") if (path := RESULTS / part / name).is_file()]
-    results: list[dict[str, Any]] = [json.loads(path.read_text()) for path in files]
-    return next(result for result in results if result["curves"])
+    files = [RESULTS / "pf-pascal" / f"pf-pascal-test-{row}.json" for row in REGION_ROWS]
+    return region_figure([read_result(path) for path in files])  # rows without regions left out
 
 
 def fewshot() -> Figure:
@@ -283,7 +276,7 @@ def draw_fewshot_row(
 
 
 def training() -> Figure:
-    return accuracy_over_time(json.loads((RESULTS / "training_curve.json").read_text()))
+    return accuracy_over_time(json.loads((RESULTS / "studies" / "training_curve.json").read_text()))
 
 
 @rc_context(STYLE)

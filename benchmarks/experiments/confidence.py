@@ -1,7 +1,7 @@
 """What confidence knows from one image alone: where objects are, and which places match right.
 
     python benchmarks/experiments/confidence.py VOC PF-PASCAL --model MODEL
-        --out results/confidence.json
+        --out results/studies/confidence.json
 
 Objects: cells inside and outside VOC boxes, on val photos. Matching: places of image 0 on the
 object, whose true place in image 1 follows from the common keypoints (thin-plate spline), on
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("pf_pascal", type=Path)
     parser.add_argument("--model", default=None)
     parser.add_argument("--photos", type=int, default=300)
-    parser.add_argument("--out", type=Path, default=Path("results/confidence.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/studies/confidence.json"))
     options = parser.parse_args()
     row = model_row("ours", options.model, device=torch.device("cpu"))
     model = DenseFeatures.from_pretrained(options.model, device="cpu")

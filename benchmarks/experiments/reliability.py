@@ -1,7 +1,7 @@
 """Fit Matches.probability on PF-PASCAL development pairs and show how well it is calibrated.
 
     python benchmarks/experiments/reliability.py PF-PASCAL --model MODEL
-        --out results/reliability.json
+        --out results/studies/reliability.json
 
 Fitted on the pairs of the train list, checked on those of the val list; neither shares an image
 with the test list. A match is right within 0.1 of the target's longer side (the img rule). With
@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--model")
-    parser.add_argument("--out", type=Path, default=Path("results/reliability.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/studies/reliability.json"))
     parser.add_argument("--sides", type=int, nargs="*", default=[224, 320, 448])
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--store", action="store_true")

@@ -1,4 +1,4 @@
-"""Matching accuracy over training time: results/training_curve.json.
+"""Matching accuracy over training time: results/studies/training_curve.json.
 
     python benchmarks/experiments/training_curve.py --images SHARDS --keep LIST --init WEIGHTS
         --data PF-PASCAL

@@ -1,6 +1,6 @@
 """The search for wide voting: settings of the vote at several input sizes, on development pairs.
 
-    python benchmarks/experiments/votes.py PF-PASCAL --out results/votes_search.json
+    python benchmarks/experiments/votes.py PF-PASCAL --out results/studies/votes_search.json
 
 All val pairs and every second train pair that are free of test images, with the ResNet-50 that
 ships. Every setting is compared with the default at the same sizes, pair by pair.

@@ -1,6 +1,6 @@
 """Do matches land where a known warp says? Affine and thin-plate warps of photographs.
 
-    python benchmarks/experiments/warps.py --out results/warp_errors.json
+    python benchmarks/experiments/warps.py --out results/studies/warp_errors.json
 
 Photos that come with scikit-image are warped by random maps; points matched from the photo to its
 warped copy, and the dense matches, are compared with the truth. Errors are in shares of the
@@ -89,7 +89,7 @@ def errors(model: DenseFeatures, photo: Tensor, maps: tuple[Any, Any]) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/warp_errors.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/studies/warp_errors.json"))
     parser.add_argument("--warps", type=int, default=3)
     args = parser.parse_args()
     model = DenseFeatures.from_pretrained()

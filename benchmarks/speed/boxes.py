@@ -1,4 +1,4 @@
-"""Time per image of the whole route from photo to selected box: results/boxes_speed.json.
+"""Time per image of the whole route from photo to selected box: results/speed/boxes.json.
 
     python benchmarks/speed/boxes.py --images FOLDER [--init WEIGHTS] [--count 20]
 
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20, help="images")
     parser.add_argument("--scales", type=int, nargs="+", default=[480, 576, 688, 864, 1200])
     parser.add_argument("--device")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "boxes_speed.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "speed" / "boxes.json")
     options = parser.parse_args()
     config = BoxesConfig(
         detector=DetectorConfig(

@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--init", nargs="*", default=["imagenet"])
     parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--out", type=Path, default=Path("results/evaluate_speed.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/speed/evaluate.json"))
     args = parser.parse_args()
     device = best_device()
     benchmark = some_pairs(load_benchmark("pf-pascal", args.data, split="val"), args.pairs)

@@ -1,7 +1,7 @@
 """The SD filter and the dense flow of a pair against scipy and numpy, at 224 x 224.
 
 Run: python benchmarks/speed/flow.py --data FOLDER [--pairs 8]
-FOLDER holds voc/instances.json and voc/*.tar. Writes results/flow_speed.json. Pairs are random val
+FOLDER holds voc/instances.json and voc/*.tar. Writes results/speed/flow.json. Pairs are random val
 photos; the regions are their proposals, each matched to the most overlapping one of the other
 photo after a random shift, which leaves holes and collisions as real matches do.
 """
@@ -182,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=os.environ.get("SUREFEAT_DATA", "data"))
     parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "flow_speed.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "speed" / "flow.json")
     options = parser.parse_args()
     images = [image for image, _ in load(Path(options.data) / "voc", 2 * options.pairs, "val")]
     generator = torch.Generator().manual_seed(0)

@@ -1,6 +1,6 @@
-"""What a detector from ten labels costs and finds: results/keypoints_speed.json.
+"""What a detector from ten labels costs and finds: results/speed/keypoints.json.
 
-    python benchmarks/speed/keypoints.py --out results/keypoints_speed.json \
+    python benchmarks/speed/keypoints.py --out results/speed/keypoints.json \
         --pascal3d data/pascal3d --images data/voc
 
 Ten drawn birds with boxes are fitted several times, as in docs/keypoints.md, by two threads and by

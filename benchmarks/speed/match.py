@@ -1,6 +1,6 @@
-"""How fast matching is beside straightforward numpy, features given: results/match_speed.json.
+"""How fast matching is beside straightforward numpy, features given: results/speed/match.json.
 
-    python benchmarks/speed/match.py --out results/match_speed.json
+    python benchmarks/speed/match.py --out results/speed/match.json
 
 Both sides answer the same questions on the same maps in the same run, and the answers are compared:
 1000 x 1000 regions, the 200 best points, and a dense field, the last two with voting. The reference
@@ -207,7 +207,7 @@ def dense_row(pair: list[Features], repeats: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=Path("results/match_speed.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/speed/match.json"))
     parser.add_argument("--boxes", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)

@@ -1,6 +1,6 @@
-"""How long the features of one photo take, beside DINOv2's networks: results/peers_speed.json.
+"""How long the features of one photo take, beside DINOv2's networks: results/speed/peers.json.
 
-    python benchmarks/speed/peers.py --out results/peers_speed.json
+    python benchmarks/speed/peers.py --out results/speed/peers.json
 
 Time only: the peers are built by timm with random weights, which take as long as learned ones. Each
 network sees a square photo at sizes it is used at, one after the other in every round, so that a
@@ -86,7 +86,7 @@ def measure(cases: dict[str, Case], *, rounds: int, device: torch.device) -> dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("results/peers_speed.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/speed/peers.json"))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--device")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """Recall and speed of the proposals on VOC val images, beside OpenCV's selective search.
 
 Run: python benchmarks/speed/proposals.py --data FOLDER [--images 300]
-FOLDER holds voc/instances.json and voc/*.tar. Writes results/proposals_recall.json.
+FOLDER holds voc/instances.json and voc/*.tar. Writes results/studies/proposals_recall.json.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("SUREFEAT_DATA", "data"))
     parser.add_argument("--images", type=int, default=300)
     parser.add_argument("--split", default="val")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "proposals_recall.json")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "results" / "studies" / "proposals_recall.json"
+    )
     options = parser.parse_args()
     data = load(Path(options.data) / "voc", options.images, options.split)
     propose(data[0][0])

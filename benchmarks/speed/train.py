@@ -1,6 +1,6 @@
-"""How fast `pretrain` is, end to end and stage by stage; writes results/train_speed.json.
+"""How fast `pretrain` is, end to end and stage by stage; writes results/speed/train.json.
 
-    python benchmarks/speed/train.py IMAGES --init WEIGHTS --out results/train_speed.json
+    python benchmarks/speed/train.py IMAGES --init WEIGHTS --out results/speed/train.json
 
 Every row trains with `surefeat.pretrain` itself and reads the speed from its metrics.jsonl: the
 median of the log lines after the first, so that compilation and cuDNN's search are left out.
@@ -174,7 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("images", type=Path)
     parser.add_argument("--init", default="none")
-    parser.add_argument("--out", type=Path, default=Path("results/train_speed.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/speed/train.json"))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20)

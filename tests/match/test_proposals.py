@@ -354,5 +354,5 @@ def test_boxes_cover_the_objects_of_real_photos(data_root: Path) -> None:
             ]
             boxes = propose(pixels.permute(2, 0, 1))
             best.append(box_iou(boxes_from_xywh(torch.tensor(truth)), boxes).amax(1))
-    # 0.89 on 300 images (results/proposals_recall.json); a grid of as many boxes has 0.67.
+    # 0.89 on 300 images (results/studies/proposals_recall.json); a grid of as many boxes has 0.67.
     assert (torch.cat(best) >= 0.5).float().mean() > 0.75

@@ -91,13 +91,11 @@ few-shot numbers exist only as figures."""
 
 
 def published(row: str, benchmark: str, score: Score) -> float | None:
-    """What the paper prints for a row of ours."""
-    values = (
-        known.value
-        for known in PUBLISHED
-        if (known.row, known.benchmark, known.score) == (row, benchmark, score)
-    )
-    return next(values, None)
+    """What is printed elsewhere for a row of ours; None where nothing is."""
+    for known in PUBLISHED:
+        if row and (known.row, known.benchmark, known.score) == (row, benchmark, score):
+            return known.value
+    return None
 
 
 def markdown(table: Table) -> str:

@@ -1,0 +1,363 @@
+"""Writes the tables of docs/results.md and README from the files in results/.
+
+python docs/results_page.py          # write them
+python docs/results_page.py --check  # exit 1 if they differ from results/
+
+A row is one file of one run of one clean commit; others are left out until measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from surefeat.data.benchmarks import Convention
+from surefeat.measure.results import Result, Score, pck_score, read_result
+from surefeat.measure.tables import (
+    CONTROL,
+    PUBLISHED,
+    ROUTES,
+    TITLES,
+    Table,
+    cell,
+    control_columns,
+    markdown,
+    published,
+    score_table,
+    with_column,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE, README = ROOT / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
+
+RULES: dict[str, Convention] = {"pf-pascal": "scnet", "pf-willow": "bbox-kp"}
+"""Of the matching benchmarks."""
+
+FLOW = pck_score("flow", "scnet")
+
+
+def read(name: str) -> dict[str, Any] | None:
+    """A result that may be shown: there, and of a commit without uncommitted changes."""
+    path = RESULTS / name
+    if not path.is_file():
+        return None
+    result = read_result(path)
+    return result if is_clean(result) else None
+
+
+def is_clean(result: Mapping[str, Any]) -> bool:
+    return bool(result["commit"]) and not result["commit"].endswith("-dirty")
+
+
+def of_one_run(results: Sequence[Result]) -> bool:
+    """Whether several files may be one line: same commit, device and protocol."""
+    keys = (
+        (one["commit"], one["device"], json.dumps(one["config"]["protocol"])) for one in results
+    )
+    return len(set(keys)) == 1
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a benchmark's tables."""
+
+    row: str
+    title: str
+    results: tuple[Result, ...]
+    """One, or those of three training seeds."""
+    file: str = ""
+    """Under results/."""
+
+
+def lines_of(benchmark: str, split: str = "test") -> list[Line]:
+    """Every row of a benchmark that may be shown, in the order of TITLES, seeds below their row."""
+    lines = []
+    for row, title in TITLES.items():
+        name = f"{benchmark}/{benchmark}-{split}-{row}.json"
+        first = read(name)
+        if first is None:
+            continue
+        lines.append(Line(row, title, (first,), name))
+        seeds = [read(name.replace(".json", f"-seed{n}.json")) for n in (1, 2)]
+        every = [first, *(seed for seed in seeds if seed)]
+        if len(every) == 3 and of_one_run(every):
+            lines.append(Line("", f"{title}: three seeds", tuple(every)))
+    return lines
+
+
+def linked(table: Table, lines: Sequence[Line]) -> str:
+    """The table with a column that leads to each line's file; lines below it have none."""
+    links = [f"[json](../results/{line.file})" if line.file else "" for line in lines]
+    return markdown(with_column(table, "from", links + [""] * (len(table) - 1 - len(links))))
+
+
+def matching_table(benchmark: str, columns: Mapping[str, Score], *, control: bool = False) -> str:
+    """Lines that have any of the columns; `control`: the same place in image 1 below them."""
+    lines = [line for line in lines_of(benchmark)
+             if any(cell(line.results, score) for score in columns.values())]  # fmt: skip
+    table = score_table({line.title: line.results for line in lines}, columns)
+    if control:
+        shown = [columns[name] for name in table[0][1:]]
+        same = [Score("pck", "identity", s.alpha, s.rule, shifted=s.shifted) for s in shown]
+        cells = [s.shown(s.of(lines[0].results[0])) for s in same]
+        table.append(["the same place (control)", *cells])
+    if FLOW in columns.values():
+        known = [FLOW.shown(published(line.row, benchmark, FLOW)) for line in lines]
+        table = with_column(table, "published", known)
+    return linked(table, lines)
+
+
+def points(benchmark: str) -> str:
+    """Keypoints by voting and by nearest neighbour, by two rules."""
+    rules = dict.fromkeys((RULES[benchmark], "img"))
+    columns = {
+        f"{ROUTES[route]} {rule}@{alpha:g}": pck_score(route, rule, alpha=alpha)
+        for route, alphas in (("voting", (0.1, 0.05)), ("nearest", (0.1,)))
+        for rule in rules
+        for alpha in alphas
+    }
+    rule = RULES[benchmark]
+    wide = {f"{ROUTES['wide-voting']} {rule}@0.1": pck_score("wide-voting", rule)}
+    return matching_table(benchmark, columns | wide, control=True)
+
+
+def by_regions(benchmark: str) -> str:
+    """The paper's route, its variants, and regions themselves."""
+    routes = ("flow", "mean-flow", "small-first")
+    columns = {ROUTES[route]: pck_score(route, RULES[benchmark]) for route in routes}
+    areas = {"PCR area": Score("pcr area"), "mIoU@k area": Score("miou area")}
+    return matching_table(benchmark, columns | areas)
+
+
+def controls(benchmark: str) -> str:
+    """Where knowing the place does not help, and where it is all that helps."""
+    rule = RULES[benchmark]
+    columns = {ROUTES["location"]: pck_score("location", rule)}
+    columns |= {name: score for name, score in control_columns(rule).items() if score.shifted}
+    return matching_table(benchmark, columns, control=True)
+
+
+def few_shot() -> str:
+    sizes = ("1", "2", "5", "10", "20", "50", "100", "all")
+    columns = {size: Score("pck", alpha=0.1, rule="bbox", images=size) for size in sizes}
+    lines = lines_of("pascal3d", "val")
+    table = score_table({line.title: line.results for line in lines}, columns, head="labelled")
+    mean = [Score("pck", CONTROL, 0.1, "bbox", images=size) for size in sizes]
+    table.append([f"{CONTROL} (control)", *(cell(lines[0].results, score) for score in mean)])
+    known = [published("resnet50-hc", "pascal3d", score) for score in columns.values()]
+    table.append(["ResNet-50-HC, published", *map(columns["all"].shown, known)])
+    return linked(table, lines)
+
+
+def boxes() -> str:
+    files = {"wsddn-rigid12": "12", "wsddn-all20": "20", "wsddn-rigid12-1000": "12, 1,000 photos"}
+    titles = {
+        "detector, agreement 1": "learned from labels, boxes support each other",
+        "detector": "learned from labels, each box by its own score",
+        "centre box, 0.5 of the area": "centre box, half of the area (control)",
+        "largest proposal": "largest proposal (control)",
+    }
+    table = [["", "classes", "CorLoc, train", "mAP@0.5, val", "right among the kept", "from"]]
+    for name, classes in files.items():
+        result = read(f"boxes/{name}.json")
+        if result is None:
+            continue
+        metrics, power = result["metrics"], result["config"]["select"].get("agreement", 0.0)
+        corloc, ap = metrics["corloc on train"], metrics["ap@0.5 on val"]
+        kept = f"{100 * metrics['right boxes among the kept']:.1f}"
+        chosen = f"detector, agreement {power:g}" if power else "detector"
+        for row in (row for row in titles if row in corloc):
+            last = (kept, link(f"boxes/{name}.json")) if row == chosen else ("", "")
+            table.append([
+                titles[row], classes, f"{100 * corloc[row]['mean']:.1f}",
+                f"{100 * ap[row]['map (area)']:.1f}", *last,
+            ])  # fmt: skip
+    return markdown(table)
+
+
+def confidence() -> str:
+    """Right matches among the places that each rule likes best."""
+    result = read("studies/confidence.json")
+    if result is None:
+        return AGAIN
+    places = result["metrics"]["places on the object, PF-PASCAL val"]["right, percent"]
+    names = {key.split(", ", 1)[1]: None for key in places}
+    table = [["places on the object", "right by nearest neighbour", "right with voting"]]
+    for name in names:
+        table.append([name, *(f"{places[f'{way}, {name}']:.1f}" for way in ("nearest", "voting"))])
+    auroc = result["metrics"]["auroc of cells in VOC boxes, val photos"]
+    return markdown(table) + (
+        f"\nCells inside VOC boxes are ranked before those outside with an AUROC of "
+        f"{auroc['confidence']:.2f} by confidence, {auroc['edge energy']:.2f} by edge energy and "
+        f"{auroc['closeness to the centre']:.2f} by closeness to the image's centre "
+        f"({auroc['photos']} val photos). {link('studies/confidence.json')}\n"
+    )
+
+
+def training_speed() -> str:
+    result = read("speed/train.json")
+    if result is None:
+        return AGAIN
+    names = {"last+compile": "res5 + head, compiled", "all+compile": "whole trunk, compiled",
+             "last": "res5 + head, not compiled"}  # fmt: skip
+    table = [["what learns", "pairs/s", "ms a step", "loading, warping, colour", "peak memory"]]
+    for key, name in names.items():
+        row = result["metrics"][key]
+        table.append([
+            name, f"{row['pairs_per_s']:,.0f}", f"{row['whole_step_ms']:.1f}",
+            f"{row['loading_share']:.1%}", f"{row['peak_memory_gib']:.1f} GiB",
+        ])  # fmt: skip
+    return markdown(table) + f"\n{result['hardware']}, {link('speed/train.json')}.\n"
+
+
+def stages() -> str:
+    """Parts of the pipeline, each beside a straightforward or published alternative."""
+    table = [["part", "measured", "beside", "from"]]
+    for name, describe in STAGES.items():
+        result = read(name)
+        if result is not None:
+            table += [[*line, link(name)] for line in describe(result["metrics"])]
+    return markdown(table)
+
+
+def _peers(metrics: dict[str, Any]) -> Table:
+    """Time of one photo's features; the peers' as multiples of it, measured in turn."""
+    times = {name: f"{row['times the first']:.1f}" for name, row in metrics.items()}
+    small, base = (
+        " and ".join(times[f"DINOv2 ViT-{size}/14, {side} px"] for side in (224, 518))
+        for size in "SB"
+    )
+    return [[
+        "features of a photo, ResNet-50 at 320 px",
+        f"{metrics['surefeat resnet50, 320 px']['ms']:.0f} ms",
+        f"times as long, at 224 and at 518 px: DINOv2's ViT-S/14 {small}, ViT-B/14 {base}",
+    ]]  # fmt: skip
+
+
+def _proposals(metrics: dict[str, Any]) -> Table:
+    ours, other = (
+        " / ".join(f"{metrics[method][f'recall@{overlap}']:.3f}" for overlap in (0.5, 0.7))
+        for method in ("prim", "selective_random")
+    )
+    slower = f"{metrics['speed_ratio']['prim']:.1f} times slower"
+    return [["region proposals, recall at IoU .5 / .7, 1000 boxes, VOC val", ours,
+             f"selective search {other}, {slower}"]]  # fmt: skip
+
+
+def _flow(metrics: dict[str, Any]) -> Table:
+    ms = {name: f"{1000 * metrics[f'seconds_{name}']:,.0f} ms" for name in
+          ("ours", "spsolve", "splu_shared", "dense_ours", "dense_plain")}  # fmt: skip
+    best = f"scipy spsolve {ms['spsolve']}, best of scipy {ms['splu_shared']}"
+    return [
+        ["SD filter, 224 x 224", ms["ours"], best],
+        ["dense flow of a pair from 1000 regions", ms["dense_ours"],
+         f"plain loops and spsolve {ms['dense_plain']}"],
+    ]  # fmt: skip
+
+
+def _match(metrics: dict[str, Any]) -> Table:
+    names = {
+        "regions 1000 x 1000": "match 1000 x 1000 regions, features given",
+        "points 200, both ways, voting": "match 200 points both ways, features given",
+        "dense 60 x 80, voting": "match every pixel, features given",
+    }
+    return [
+        [title, f"{metrics[key]['ours_ms']:.0f} ms", f"numpy {metrics[key]['numpy_ms']:,.0f} ms"]
+        for key, title in names.items()
+    ]
+
+
+def _reliability(metrics: dict[str, Any]) -> Table:
+    auroc = metrics["auroc on val"]
+    beside = ", ".join(f"{sign} {auroc[sign]:.3f}" for sign in ("score", "margin", "confidence"))
+    error = metrics["calibration on val"]["expected calibration error"]
+    return [["probability of a match, AUROC on val pairs", f"{auroc['probability']:.3f}", beside],
+            ["its calibration error", f"{error:.3f}", ""]]  # fmt: skip
+
+
+STAGES: dict[str, Callable[[dict[str, Any]], Table]] = {
+    "speed/peers.json": _peers, "studies/proposals_recall.json": _proposals,
+    "speed/flow.json": _flow, "speed/match.json": _match, "studies/reliability.json": _reliability,
+}  # fmt: skip
+
+
+def link(name: str) -> str:
+    return f"[json](../results/{name})"
+
+
+AGAIN = "Not shown: its file is of a tree with uncommitted changes and will be measured again.\n"
+
+
+def summary() -> str:
+    """README's table: what is to be beaten, what is published, and ours, by both rules."""
+    scnet, img = pck_score("voting", "scnet"), pck_score("voting", "img")
+    columns = {"PF-PASCAL, scnet@0.1": scnet, "PF-PASCAL, img@0.1": img}
+    rows = {line.row: line for line in lines_of("pf-pascal")}
+    best = max(
+        (line for line in rows.values() if "untrained" in line.title and "@" not in line.row),
+        key=lambda line: scnet.of(line.results[0]) or 0.0,
+    )
+    wanted = {
+        f"best untrained layer of a ResNet-50 or VGG16 ({best.row})": best,
+        "**surefeat**, as it ships": rows["ours"],
+        "**surefeat**, slower: photos seen at two sizes": rows["ours@224+320"],
+    }
+    table = score_table({title: line.results for title, line in wanted.items()}, columns, head="")
+    quoted = []
+    for name in ("Ours", "DINOv2", "Hyperpixel Flow, ResNet-50"):
+        known = next(one for one in PUBLISHED if (one.name, one.benchmark) == (name, "pf-pascal"))
+        title = "the paper" if name == "Ours" else name
+        cells = [known.score.shown(known.value if known.score.rule == score.rule else None)
+                 for score in columns.values()]  # fmt: skip
+        quoted.append([f"{title}, published", *cells])
+    return markdown([*table[:2], *quoted, *table[2:]])
+
+
+TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {"results": summary},
+    PAGE: {
+        **{f"points {name}": partial(points, name) for name in RULES},
+        **{f"regions {name}": partial(by_regions, name) for name in RULES},
+        **{f"controls {name}": partial(controls, name) for name in RULES},
+        "few-shot": few_shot,
+        "boxes": boxes,
+        "confidence": confidence,
+        "training speed": training_speed,
+        "parts": stages,
+    },
+}
+"""The tables of each page, by the names in its markers."""
+
+
+def filled(path: Path) -> str:
+    """The page with every table written anew between its markers."""
+    text = path.read_text()
+    for name, make in TABLES[path].items():
+        pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise ValueError(f"{path.name} has no place for the table {name!r}")
+        text = pattern.sub(lambda match, make=make: f"{match[1]}\n{make()}\n{match[2]}", text)
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say what differs; then exit 1")
+    check = parser.parse_args().check
+    differ = [path for path in TABLES if filled(path) != path.read_text()]
+    for path in differ:
+        print(f"{path.relative_to(ROOT)} {'differs from results/' if check else 'written'}")
+        if not check:
+            path.write_text(filled(path))
+    sys.exit(int(check and bool(differ)))
+
+
+if __name__ == "__main__":
+    main()
