@@ -34,7 +34,7 @@ from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.data.keypoints import KeypointSet, Labelled, make_category, write_coco
 from surefeat.data.labels import find_labels
 from surefeat.data.pairs import load_pairs
-from surefeat.keypoints.config import KeypointConfig
+from surefeat.keypoints.config import FewShot, KeypointConfig
 from surefeat.learn.config import Config, preset
 from surefeat.learn.loop import Progress, train
 from surefeat.learn.pretrain import Pretrained, pretrain
@@ -42,7 +42,6 @@ from surefeat.learn.runs import Run
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import key_of, proposals_of
 from surefeat.match.proposals import write_proposals as store_proposals
-from surefeat.measure.fewshot_settings import FewShot
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.rows import Row, untrained_row
 from surefeat.model.config import ModelConfig
@@ -442,7 +441,9 @@ def fit(folder: Path, out: Path, config: BoxesConfig, **more: Any) -> Detector:
 
 # A detector of keypoints small enough for tests, and photos with labels.
 
-QUICK = KeypointConfig(size=64, hidden=16, steps=4, epochs=0, views=2, batch=4)
+QUICK = KeypointConfig(
+    size=64, hidden=16, views=2, least_views=0, batch=4, epochs=1, least_steps=4
+)  # fmt: skip
 
 
 def feature_model(seed: int = 5) -> DenseFeatures:
@@ -466,9 +467,10 @@ COLOURS = torch.tensor(
     [[255, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0]], dtype=torch.uint8
 )
 """Of the keypoints of both kinds, in order; the two wheels look alike."""
-SETTINGS = FewShot(
-    rounds=(1, 3, "all"), seeds=2, side=SIDE, cells=12, views=4, least_views=16, hidden=16,
-    epochs=1, least_steps=25, batch=8, learning_rate=1e-2,
+ROUNDS = FewShot(rounds=(1, 3, "all"), seeds=(0, 1), cells=12)
+HEAD = KeypointConfig(
+    size=SIDE, views=4, least_views=16, hidden=16, epochs=1, least_steps=25, batch=8,
+    learning_rate=1e-2,
 )  # fmt: skip
 
 

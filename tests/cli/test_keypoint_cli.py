@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,10 @@ def model_folder(small: DenseFeatures, tmp_path: Path) -> str:
     return str(tmp_path / "model")
 
 
-FLAGS = ["--size", "64", "--hidden", "16", "--steps", "4", "--epochs", "0", "--device", "cpu"]
+# fmt: off
+FLAGS = ["--size", "64", "--hidden", "16", "--least-steps", "4", "--epochs", "1", "--least-views",
+         "0", "--device", "cpu"]
+# fmt: on
 
 
 def test_fit_and_predict_from_the_command_line(
@@ -52,7 +56,7 @@ def test_fit_and_predict_from_the_command_line(
     ask = ["keypoints", "predict", "--detector", parts, "--model", model_folder, "--out", str(out)]
     main([*ask, str(small_photo), str(photos.parent), "--json", "--device", "cpu"])
     record = json.loads(capsys.readouterr().out)
-    assert record == json.loads((out / "keypoints.json").read_text())
+    assert record == json.loads((out / "keypoints.json").read_text()) | {"skipped": []}
     assert len(record["images"]) == len(record["annotations"]) == 17
     assert record["images"][0] | {"id": 0} == {
         "id": 0, "file_name": str(small_photo), "width": 60, "height": 40,
@@ -69,6 +73,41 @@ def test_fit_and_predict_from_the_command_line(
     assert "labelled keypoints right (PCK@0.1 of the box)" in line
 
 
+def test_a_broken_photo_is_skipped_and_no_photos_are_an_error(
+    small: DenseFeatures,
+    model_folder: str,
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    birds = read_coco(photos).only(["bird"])
+    KeypointDetector.fit(small, birds, config=QUICK).save(tmp_path / "parts")
+    good, bad = photos.parent / "bird_00001.png", tmp_path / "bad.png"
+    bad.write_bytes(b"not an image")
+    ask = ["keypoints", "predict", "--detector", str(tmp_path / "parts"), "--model", model_folder,
+           "--out", str(tmp_path / "out"), "--device", "cpu", "--no-pictures"]  # fmt: skip
+    main([*ask, str(bad), str(good)])
+    said = capsys.readouterr().out
+    assert "1 objects in 1 photos; 1 photos skipped" in said
+    assert "bad.png: is text, not an image" in said
+    main([*ask, str(bad), str(good), "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert [photo["name"] for photo in record["skipped"]] == [str(bad)]
+    assert len(record["annotations"]) == 1
+    # The same of a labelled json, whose other photos are still compared.
+    folder = tmp_path / "photos"
+    shutil.copytree(photos.parent, folder)
+    (folder / birds.objects[0].name).write_bytes(b"not an image")
+    main([*ask, str(photos), "--folder", str(folder), "--category", "bird"])
+    assert "1 objects in 1 photos; 1 photos skipped; " in (said := capsys.readouterr().out)
+    assert "labelled keypoints right" in said
+    for photo, fault in (([], "no photos are given; name photos"), ([bad], "none of the 1 photos")):
+        with pytest.raises(SystemExit) as refused:
+            main([*ask, *map(str, photo)])
+        assert refused.value.code == 2
+        assert fault in capsys.readouterr().err
+
+
 def test_a_fit_that_is_stopped_or_refused_leaves_nothing(
     model_folder: str,
     photos: Path,
@@ -82,7 +121,7 @@ def test_a_fit_that_is_stopped_or_refused_leaves_nothing(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    for name in ("surefeat.keypoints.detector.fit", "surefeat.keypoints.detector.write_json"):
+    for name in ("surefeat.keypoints.detector.fit_head", "surefeat.core.files.write_json"):
         with monkeypatch.context() as patch:
             patch.setattr(name, interrupted)
             with pytest.raises(SystemExit) as stopped:

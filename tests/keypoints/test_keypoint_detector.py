@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,14 +13,14 @@ from torch import Tensor
 
 import surefeat
 from surefeat.core.geometry import into_box, out_of_box
+from surefeat.data.decode import Skipped
 from surefeat.data.drawn import write_folder
+from surefeat.data.decode import Place
 from surefeat.data.keypoints import KeypointSet, read_coco
-from surefeat.keypoints import views as keypoint_views
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
-from surefeat.keypoints.views import described_views
 from surefeat.model.network import DenseFeatures
-from tiny import COLOURS, QUICK, colours, feature_model, write_labelled, write_photos
+from tiny import QUICK, feature_model, write_labelled
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +63,7 @@ def test_parts_of_drawn_birds_are_found_on_other_birds_before_other_backgrounds(
 ) -> None:
     known, new = birds(tmp_path / "a", seed=0, count=10), birds(tmp_path / "b", seed=1, count=12)
     model = DenseFeatures.from_pretrained(device="cpu")
-    config = KeypointConfig(size=160, views=3, steps=60)
+    config = KeypointConfig(size=160, views=3, least_views=0, epochs=1, least_steps=60)
     found = KeypointDetector.fit(model, known, config=config).label(new).objects
     blind = are_right(mean_place(known, new), new)
     right = are_right([item.points for item in found], new)
@@ -83,7 +81,7 @@ def test_the_same_seed_gives_the_same_detector_and_another_another(
     small: DenseFeatures, photos: Path
 ) -> None:
     states = [
-        KeypointDetector.fit(small, photos, config=replace(QUICK, seed=seed)).head.state_dict()
+        KeypointDetector.fit(small, photos, config=QUICK, seed=seed).head.state_dict()
         for seed in (0, 0, 1)
     ]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -128,6 +126,71 @@ def test_another_feature_model_or_a_damaged_folder_is_refused(
         KeypointDetector.load(tmp_path, small)
 
 
+def test_a_detector_of_an_earlier_version_is_read(
+    small: DenseFeatures, photos: Path, tmp_path: Path
+) -> None:
+    """Format 1 has the settings of its own fit, some of which are no more."""
+    detector = KeypointDetector.fit(small, photos, config=QUICK)
+    detector.save(tmp_path / "parts")
+    path = tmp_path / "parts" / "detector.json"
+    record = json.loads(path.read_text())
+    older = record | {"format": "surefeat-keypoints-1"}
+    older["config"] = {
+        "size": 64, "hidden": 16, "spread": 0.5, "floor": 0.2, "weight": 50.0,
+        "absent": "background", "jitter": 1 / 6, "mirror": True, "views": 4, "most_views": 2000,
+        "batch": 8, "steps": 100, "epochs": 3, "learning_rate": 1e-3, "weight_decay": 1e-2,
+        "seed": 0,
+    }  # fmt: skip
+    path.write_text(json.dumps(older))
+    again = KeypointDetector.load(tmp_path / "parts", small)
+    image = read_coco(photos).objects[0].read()
+    first, second = (d.predict(image, category="bird")[0] for d in (detector, again))
+    assert torch.equal(first.points, second.points)
+    path.write_text(json.dumps(record | {"format": "surefeat-keypoints-9"}))
+    with pytest.raises(ValueError, match=r"format 'surefeat-keypoints-9'.*pass a folder written"):
+        KeypointDetector.load(tmp_path / "parts", small)
+
+
+def test_every_setting_of_the_fit_acts(small: DenseFeatures, photos: Path) -> None:
+    """One that is read but has no effect gives the same head, bit for bit."""
+    labelled = read_coco(photos)
+    some = replace(labelled, objects=labelled.objects[:6])
+
+    def learned(config: KeypointConfig) -> Tensor:
+        return KeypointDetector.fit(small, some, config=config).head.conv2.weight
+
+    plain = learned(QUICK)
+    assert torch.equal(plain, learned(QUICK))
+    for change in (
+        {"jitter": 0.1}, {"mirror": False}, {"views": 3}, {"least_views": 40}, {"batch": 3},
+        {"epochs": 2}, {"least_steps": 5}, {"weight": 5.0}, {"spread": 0.9}, {"floor": 0.5},
+        {"learning_rate": 1e-2}, {"weight_decay": 0.5}, {"size": 96}, {"hidden": 8},
+    ):  # fmt: skip
+        other = learned(replace(QUICK, **change))  # type: ignore[arg-type]
+        assert other.shape != plain.shape or not torch.equal(other, plain), change
+
+
+def test_photos_that_cannot_be_read_are_an_error_or_listed(
+    small: DenseFeatures, photos: Path, tmp_path: Path
+) -> None:
+    detector = KeypointDetector.fit(small, read_coco(photos).only(["bird"]), config=QUICK)
+    good, bad = photos.parent / "bird_00001.png", tmp_path / "bad.png"
+    bad.write_bytes(good.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"bad.png: cannot be decoded"):
+        detector.predict([good, bad, good])
+    skipped: list[Skipped] = []
+    found = detector.predict([good, bad, good], skipped=skipped)
+    assert [item.name for item in found] == [str(good), str(good)]
+    assert [photo.name for photo in skipped] == [str(bad)]
+    assert "cannot be decoded" in skipped[0].reason
+    birds = read_coco(photos).only(["bird"])
+    broken = replace(birds.objects[0], image=Place(str(bad)), name="bad.png")
+    objects = KeypointSet(birds.categories, (broken, broken, birds.objects[1]))
+    skipped = []
+    assert len(detector.label(objects, skipped=skipped).objects) == 1
+    assert [photo.name for photo in skipped] == ["bad.png"]
+
+
 def test_predictions_are_in_original_pixels_whatever_the_images_size(
     small: DenseFeatures, photos: Path, tmp_path: Path
 ) -> None:
@@ -154,62 +217,6 @@ def test_predictions_are_in_original_pixels_whatever_the_images_size(
         detector.predict(pixels)
     with pytest.raises(ValueError, match="no category 'dog'; the detector knows"):
         detector.predict(pixels, category="dog")
-
-
-def described(small: DenseFeatures, labelled: KeypointSet, **changes: Any) -> Any:
-    config = replace(QUICK, **changes)
-    return described_views(small, labelled, config, generator=torch.Generator().manual_seed(0))
-
-
-def test_keypoints_without_a_place_are_background_or_ignored(
-    small: DenseFeatures, photos: Path
-) -> None:
-    """Of the own category; channels of the others never count."""
-    labelled = read_coco(photos)
-    item = labelled.objects[1]
-    span = labelled.channels[item.category]
-    hidden = item.visible.clone()
-    hidden[0], hidden[2] = False, False
-    one = KeypointSet(labelled.categories, (replace(item, visible=hidden),))
-    for absent, counts in (("background", torch.ones_like(hidden)), ("ignored", hidden)):
-        views = described(small, one, absent=absent, mirror=False)
-        assert torch.equal(views.own[0, span.start : span.stop], counts)
-        assert views.own[0].sum() == counts.sum()
-        seen = views.targets[0].amax((-2, -1)) > 0
-        assert torch.equal(seen[span.start : span.stop], hidden)
-        assert seen.sum() == hidden.sum()
-
-
-@pytest.mark.parametrize("mirror", [False, True])
-def test_views_hold_what_their_targets_say(
-    small: DenseFeatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: bool
-) -> None:
-    """A keypoint's cell has the keypoint's colour, and a left wheel is left, mirrored or not."""
-    found = write_photos(tmp_path, count=12, seed=2)
-    cells = partial(colours, cells=48 // small.stride)
-    monkeypatch.setattr(keypoint_views, "describe", lambda _: cells)
-    views = described(small, found, size=48, views=6, mirror=mirror)
-    columns, shown = views.targets.amax(-2).argmax(-1), views.targets.amax((-2, -1)) > 0
-    for part, rgb in enumerate([[255, 0, 0], [255, 0, 0], [0, 255, 0]]):
-        colour = (torch.unique(COLOURS, dim=0) == torch.tensor(rgb)).all(1).nonzero().item()
-        rows = shown[:, part].nonzero()[:, 0]
-        assert len(rows) > 20
-        for row in rows:
-            # Elsewhere it is 0.001.
-            assert views.features[row, colour][views.targets[row, part] > 0].max() > 0.01
-    left, right = (columns[shown[:, part], part].float().mean() for part in (0, 1))
-    assert left < right - 1
-    plain = described(small, found, size=48, views=6, mirror=False)
-    turned = (plain.features != views.features).flatten(1).any(1)
-    assert turned[::6].sum() == 0  # the first view of each object is its own box
-    assert (turned.float().mean() > 0.2) == mirror
-
-
-def test_many_objects_get_fewer_views_each(small: DenseFeatures, photos: Path) -> None:
-    labelled = read_coco(photos)
-    assert len(described(small, labelled, views=3).own) == 48
-    assert len(described(small, labelled, views=3, most_views=33).own) == 32
-    assert len(described(small, labelled, views=3, most_views=5).own) == 16
 
 
 def test_one_label_is_enough_to_run(

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from surefeat.keypoints.head import KeypointHead, fit, heatmap_loss, heatmaps, on_map, peaks
+from surefeat.keypoints.head import (
+    Batch,
+    KeypointHead,
+    find_points,
+    fit,
+    heatmap_loss,
+    heatmaps,
+    on_map,
+    peaks,
+)
 
 
 def test_a_heat_map_is_a_gaussian_around_the_exact_point_cut_at_the_floor() -> None:
@@ -66,7 +76,7 @@ def test_only_the_own_categorys_channels_learn() -> None:
     assert moved.tolist() == [True, True, False, False]
 
 
-def a_batch(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def a_batch(generator: torch.Generator) -> Batch:
     """One channel of the features says where the point is."""
     places = torch.randint(0, 6, (8, 1, 2), generator=generator).float()
     features = torch.rand(8, 4, 6, 6, generator=generator) * 0.1
@@ -75,11 +85,22 @@ def a_batch(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     return features, targets, torch.ones(8, 1, dtype=torch.bool)
 
 
-def learn(seed: int) -> tuple[KeypointHead, list[float]]:
+def learn(
+    seed: int,
+    *,
+    batches: Callable[[torch.Generator], Batch] = a_batch,
+    steps: int = 60,
+    learning_rate: float = 1e-2,
+    weight_decay: float = 0.0,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[KeypointHead, list[float]]:
     generator = torch.Generator().manual_seed(seed)
     head = KeypointHead(4, 1, hidden=16, generator=generator)
-    rates = {"learning_rate": 1e-2, "weight_decay": 0.0}
-    return head, fit(head, a_batch, steps=60, generator=generator, **rates)
+    losses = fit(
+        head, (batches(generator) for _ in range(steps)), steps=steps, weight=50.0,
+        learning_rate=learning_rate, weight_decay=weight_decay, progress=progress,
+    )  # fmt: skip
+    return head, losses
 
 
 def test_the_loop_learns_and_the_same_seed_gives_the_same_head() -> None:
@@ -97,3 +118,43 @@ def test_the_loop_learns_and_the_same_seed_gives_the_same_head() -> None:
     for first, second in zip(head.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(first, second)
     assert learn(1)[1] != losses
+
+
+def test_the_rate_falls_along_half_a_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    plain = torch.optim.AdamW.step
+
+    def watched(self: torch.optim.AdamW, *arguments: Any) -> Any:
+        rates.append(self.param_groups[0]["lr"])
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    learn(0, steps=4, learning_rate=0.1)
+    # cos of 0, 45, 90 and 135 degrees.
+    root = math.sqrt(0.5)
+    assert rates == pytest.approx([0.1, 0.05 * (1 + root), 0.05, 0.05 * (1 - root)])
+
+
+def test_weight_decay_shrinks_what_is_not_learned() -> None:
+    """Without features and with nothing that counts, AdamW multiplies by 1 - rate x decay."""
+
+    def nothing(generator: torch.Generator) -> Batch:
+        none = torch.zeros(2, 1, dtype=torch.bool)
+        return torch.zeros(2, 4, 6, 6), torch.zeros(2, 1, 6, 6), none
+
+    start = KeypointHead(4, 1, hidden=16, generator=torch.Generator().manual_seed(0))
+    for decay in (0.0, 0.5):
+        head, _ = learn(0, batches=nothing, steps=1, learning_rate=0.1, weight_decay=decay)
+        torch.testing.assert_close(head.conv1.weight, start.conv1.weight * (1 - 0.1 * decay))
+
+
+def test_points_are_found_in_the_pixels_of_their_boxes() -> None:
+    head, _ = learn(0)
+    features, targets, _ = a_batch(torch.Generator().manual_seed(7))
+    boxes = torch.tensor([[10.0, 20.0, 69.0, 31.0]]).expand(8, 4)  # 60 x 12 pixels, 6 x 6 cells
+    points, scores = find_points(head, features, boxes)
+    cells, _ = peaks(targets)
+    expected = torch.tensor([10.0, 20.0]) - 0.5 + (cells + 0.5) * torch.tensor([10.0, 2.0])
+    assert ((points - expected) / torch.tensor([10.0, 2.0])).abs().max() < 0.5
+    assert scores.min() > 0.3
+    assert scores.max() <= 1

@@ -9,27 +9,26 @@ import torch
 from torch import Tensor
 
 from surefeat.core.geometry import out_of_box
+from surefeat.keypoints.config import PAPER, FewShot, KeypointConfig
+from surefeat.keypoints.views import CutObjects
 from surefeat.measure.fewshot import (
     UNIT,
     area,
     at_alpha,
     class_curves,
-    drawer,
     image_ranks,
     mean_positions,
     relative_errors,
     round_objects,
 )
-from surefeat.measure.fewshot_data import Objects
-from surefeat.measure.fewshot_settings import FewShot
-from surefeat.measure.fewshot_views import Views
 
 
-def objects(boxes: Tensor, points: Tensor, visible: Tensor, category: Tensor) -> Objects:
-    return Objects(torch.arange(len(boxes)), category, boxes, points, visible)
+def objects(boxes: Tensor, points: Tensor, visible: Tensor) -> CutObjects:
+    none = torch.empty(0)
+    return CutObjects(none, boxes, boxes, points, visible, visible, none)
 
 
-def random_objects(count: int) -> tuple[Objects, Tensor]:
+def random_objects(count: int) -> tuple[CutObjects, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     corners = torch.rand(count, 2, generator=generator) * 50
     sides = torch.rand(count, 2, generator=generator) * 80 + 5
@@ -40,12 +39,13 @@ def random_objects(count: int) -> tuple[Objects, Tensor]:
     visible = own[category] & (torch.rand(count, 5, generator=generator) < 0.7)
     predicted = points + torch.randn(count, 5, 2, generator=generator) * 5
     points = torch.where(visible[..., None], points, torch.nan)
-    return objects(boxes, points, visible, category), predicted
+    return objects(boxes, points, visible), category, predicted
 
 
 def test_pck_equals_a_slow_loop() -> None:
-    found, predicted = random_objects(60)
-    curves = class_curves(relative_errors(predicted, found), found, classes=2)
+    found, category, predicted = random_objects(60)
+    errors = relative_errors(predicted, found)
+    curves = class_curves(errors, found.visible, category, classes=2)
     for alpha in (0.0, 0.05, 0.1, 0.25, 1.0):
         for number in (0, 1):
             right = total = 0
@@ -53,7 +53,7 @@ def test_pck_equals_a_slow_loop() -> None:
                 x1, y1, x2, y2 = found.boxes[row].tolist()
                 limit = alpha * max(x2 - x1 + 1, y2 - y1 + 1)
                 for part in range(5):
-                    if found.category[row] == number and found.visible[row, part]:
+                    if category[row] == number and found.visible[row, part]:
                         near = math.dist(
                             predicted[row, part].tolist(), found.points[row, part].tolist()
                         )
@@ -63,16 +63,30 @@ def test_pck_equals_a_slow_loop() -> None:
 
 
 def test_a_prediction_that_is_not_finite_is_wrong() -> None:
-    found, _ = random_objects(4)
+    found, category, _ = random_objects(4)
     truth = found.points.nan_to_num(0.0)
     spoilt = truth.clone()
     spoilt[0] = torch.nan
     perfect, worse = (
-        class_curves(relative_errors(p, found), found, classes=2)[0, -1] for p in (truth, spoilt)
+        class_curves(relative_errors(p, found), found.visible, category, classes=2)[0, -1]
+        for p in (truth, spoilt)
     )
     assert perfect == 1
-    share = found.visible[0].sum() / found.visible[found.category == 0].sum()
+    share = found.visible[0].sum() / found.visible[category == 0].sum()
     assert float(worse) == pytest.approx(1 - float(share))
+
+
+def test_an_error_of_exactly_alpha_is_not_right() -> None:
+    """Boxes 100 pixels wide: errors of 9.5, 10 and 10.5 pixels against alpha 0.1."""
+    boxes = torch.tensor([[0.0, 0.0, 99.0, 49.0]]).expand(3, 4)
+    points = torch.tensor([20.0, 20.0]).expand(3, 1, 2)
+    found = objects(boxes, points, torch.ones(3, 1, dtype=torch.bool))
+    errors = relative_errors(points + torch.tensor([[[9.5, 0]], [[10.0, 0]], [[10.5, 0]]]), found)
+    curves = class_curves(
+        errors.double().round(decimals=6), found.visible, torch.zeros(3), classes=1
+    )
+    assert at_alpha(curves, 0.1).tolist() == pytest.approx([100 / 3])
+    assert at_alpha(curves, 0.11).tolist() == pytest.approx([100])
 
 
 def test_the_area_of_known_curves() -> None:
@@ -111,10 +125,13 @@ def test_mean_positions_by_hand() -> None:
     boxes = torch.tensor([[0.0, 0, 9, 19], [100.0, 50, 139, 59]])
     points = torch.tensor([[[4.5, 9.5], [0.0, 0.0]], [[109.5, 51.5], [7.0, 7.0]]])
     visible = torch.tensor([[True, False], [True, False]])
-    found = objects(boxes, points, visible, torch.tensor([0, 0]))
-    places = mean_positions(found)
+    found = objects(boxes, points, visible)
+    places = mean_positions(found, torch.tensor([0, 1]))
     # In shares of the box, from its middle: (0, 0) and (-.25, -.3); what nobody shows is at 0.
     assert torch.allclose(places, torch.tensor([[-0.125, -0.15], [0.0, 0.0]]), atol=1e-6)
+    # Of one object alone it is that object's.
+    alone = mean_positions(found, torch.tensor([1]))
+    assert torch.allclose(alone[0], torch.tensor([-0.25, -0.3]), atol=1e-6)
     back = out_of_box(places, boxes, size=UNIT)
     assert torch.allclose(back[0, 0], torch.tensor([3.25, 6.5]))
     assert torch.allclose(back[1, 1], torch.tensor([119.5, 54.5]))
@@ -124,20 +141,23 @@ def test_settings_that_cannot_be_are_refused() -> None:
     for wrong in ((), (0, 1), (2, 1), ("all", 1), (1, 1)):
         with pytest.raises(ValueError, match="they must rise from 1 on, 'all' the last"):
             FewShot(rounds=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="seeds must be at least 1"):
-        FewShot(seeds=0)
-    assert FewShot().steps(100) == 1500
-    assert FewShot().steps(32_000) == 3000
+    for seeds in ((), (1, 1), (-1,)):
+        with pytest.raises(ValueError, match=r"seeds are .*; name each once, from 0 on"):
+            FewShot(seeds=seeds)
+    with pytest.raises(ValueError, match="batch, least_steps must be at least 1"):
+        KeypointConfig(batch=0, least_steps=0)
+    with pytest.raises(ValueError, match="a side moves by less than half a box"):
+        KeypointConfig(jitter=0.5)
 
 
-def test_keypoints_that_are_not_visible_count_as_absent_or_not_at_all() -> None:
-    visible, own = torch.tensor([[True, False, False]]), torch.tensor([[True, True, False]])
-    views = Views(torch.zeros(1, 3, 3, 2), torch.ones(1, 3, 2), visible, own)
-    for absent, counted in (("background", own), ("ignored", visible)):
-        draw = drawer(views, torch.tensor([0]), FewShot(absent=absent, batch=2))  # type: ignore[arg-type]
-        features, targets, counts = draw(torch.Generator().manual_seed(0))
-        assert features.shape == (2, 2, 3, 3)
-        assert torch.equal(counts, counted.expand(2, 3))
-        # A point on the middle cell; its neighbours are one cell, two spreads, away: exp(-2) < 0.2.
-        assert targets[0, 0].nonzero().tolist() == [[1, 1]]
-        assert not targets[:, 1:].any()
+def test_the_papers_protocol_is_there_as_it_was_written() -> None:
+    """Section 4.3, and Tulsiani and Malik's loss for 12 x 12 cells."""
+    assert FewShot().rounds == (1, 2, 5, 10, 20, 50, 100, "all")
+    assert len(FewShot().seeds) == 3
+    assert (PAPER.epochs, PAPER.least_steps, PAPER.hidden, PAPER.size) == (3, 500, 512, 224)
+    assert (PAPER.weight, PAPER.spread, PAPER.floor, PAPER.jitter) == (50, 0.5, 0.2, 1 / 6)
+    assert PAPER.mirror
+    assert PAPER.absent == "background"
+    # 3 epochs of at least 500 steps of 32 objects.
+    assert PAPER.steps(100) == 1500
+    assert PAPER.steps(32_000) == 3000

@@ -14,7 +14,7 @@ import tyro
 from tyro.conf import Positional, Suppress, arg, subcommand
 
 from surefeat.cli.output import say
-from surefeat.measure.fewshot_settings import FewShot
+from surefeat.keypoints.config import PAPER, FewShot, KeypointConfig
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,11 @@ class EvaluateFewShot:
     """Only these, for a small trial; the result's name says so."""
     objects: int | None = None
     """At most so many per class to train and to measure on, for a small trial."""
-    settings: Annotated[FewShot, arg(name="")] = field(default_factory=FewShot)
+    protocol: Annotated[FewShot, arg(name="")] = field(default_factory=FewShot)
+    head: Annotated[KeypointConfig, arg(name="")] = field(default_factory=KeypointConfig)
+    paper: bool = False
+    """Fit heads as the paper does, not as `surefeat keypoints fit` does by default: 512 channels,
+    at least 1,500 steps of 32 views a round. Instead of the settings above."""
     out: Path = Path("results/pascal3d")
     """Folder for pascal3d-SPLIT-ROW.json, and cache/ for what can be continued."""
     device: str | None = None
@@ -55,11 +59,14 @@ class EvaluateFewShot:
     def run(self) -> None:
         from surefeat.measure.fewshot import evaluate_fewshot
 
+        if self.paper and self.head != KeypointConfig():
+            raise ValueError("--paper sets the head; leave out its other settings, or --paper")
         paths = evaluate_fewshot(
             self.data, images=self.images, rows=self.rows, model=self.model, init=self.init,
             raw=self.raw, weights=self.weights, out=self.out, split=self.split,
-            classes=self.classes, objects=self.objects, settings=self.settings,
-            device=self.device, workers=self.workers, quiet=self.json,
+            classes=self.classes, objects=self.objects, protocol=self.protocol,
+            head=PAPER if self.paper else self.head, device=self.device, workers=self.workers,
+            quiet=self.json,
         )  # fmt: skip
         self._show(paths)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +14,9 @@ from surefeat.cli.output import say
 from surefeat.keypoints.config import KeypointConfig
 
 if TYPE_CHECKING:
+    from surefeat.data.decode import Skipped
     from surefeat.data.keypoints import KeypointSet
+    from surefeat.keypoints.detector import KeypointDetector
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class KeypointsFit:
     """cuda, cpu, mps; by default the best there is."""
     json: bool = False
     """Print the result as JSON."""
+    seed: int = 0
+    """Determines everything drawn, on one machine."""
     config: Annotated[KeypointConfig, arg(name="")] = field(default_factory=KeypointConfig)
 
     def run(self) -> None:
@@ -47,12 +53,14 @@ class KeypointsFit:
         labelled = labelled if self.categories is None else labelled.only(self.categories)
         model = DenseFeatures.from_pretrained(self.model, device=self.device)
         start = perf_counter()
-        detector = KeypointDetector.fit(model, labelled, config=self.config, quiet=self.json)
+        detector = KeypointDetector.fit(
+            model, labelled, config=self.config, seed=self.seed, quiet=self.json
+        )
         detector.save(self.out)
         result = {
             "detector": str(self.out),
             "objects": len(labelled.objects),
-            "keypoints": {each.name: list(each.keypoints) for each in detector.categories},
+            "keypoints": {kind.name: list(kind.keypoints) for kind in detector.categories},
             "seconds": round(perf_counter() - start, 1),
         }
         say(result, to_script=self.json)
@@ -85,47 +93,69 @@ class KeypointsPredict:
     """Print the keypoints as JSON instead of a summary."""
 
     def run(self) -> None:
-        from surefeat.data.keypoints import KeypointSet, read_coco, write_coco
+        from surefeat.core.files import as_json
+        from surefeat.data.keypoints import write_coco
         from surefeat.keypoints.detector import KeypointDetector
         from surefeat.model.network import DenseFeatures
 
+        if not self.images:
+            raise ValueError("no photos are given; name photos, folders or a COCO json to look at")
         model = DenseFeatures.from_pretrained(self.model, device=self.device)
         detector = KeypointDetector.load(self.detector, model)
-        labelled = None
+        objects, labelled, skipped = self._find(detector)
+        if not objects.objects:
+            raise ValueError(f"none of the {len(skipped)} photos can be read: {skipped[0].reason}")
+        self.out.mkdir(parents=True, exist_ok=True)
+        record = self.out / "keypoints.json"
+        write_coco(record, objects)
+        if self.pictures:
+            _draw(objects, self.out)
+        if self.json:
+            left_out = [asdict(photo) for photo in skipped]
+            coco = json.loads(record.read_text(encoding="utf-8"))
+            print(as_json(coco | {"skipped": left_out}))
+            return
+        for photo in skipped:
+            print(f"skipped {photo.reason}")
+        print(_summary(objects, labelled, skipped), f"look at {self.out}", sep="; ")
+
+    def _find(
+        self, detector: KeypointDetector
+    ) -> tuple[KeypointSet, KeypointSet | None, list[Skipped]]:
+        """Objects with keypoints; as they were labelled, from a json; photos that were no use."""
+        from surefeat.data.keypoints import KeypointSet, read_coco
+
+        skipped: list[Skipped] = []
         if len(self.images) == 1 and self.images[0].suffix.lower() == ".json":
             labelled = read_coco(self.images[0], images=self.folder)
             labelled = labelled.only([self.category]) if self.category else labelled
-            found = detector.label(labelled, threshold=self.threshold)
-        else:
-            paths = [path for given in self.images for path in _photos(given)]
-            objects = detector.predict(paths, category=self.category, threshold=self.threshold)
-            found = KeypointSet(detector.categories, tuple(objects))
-        self.out.mkdir(parents=True, exist_ok=True)
-        record = self.out / "keypoints.json"
-        write_coco(record, found)
-        if self.pictures:
-            _draw(found, self.out)
-        if self.json:
-            print(record.read_text(encoding="utf-8"), end="")
-        else:
-            print(_summary(found, labelled), f"look at {self.out}", sep="; ")
+            objects = detector.label(labelled, threshold=self.threshold, skipped=skipped)
+            bad = {photo.name for photo in skipped}
+            readable = tuple(item for item in labelled.objects if item.name not in bad)
+            return objects, replace(labelled, objects=readable), skipped
+        paths = [path for given in self.images for path in _photos(given)]
+        found = detector.predict(
+            paths, category=self.category, threshold=self.threshold, skipped=skipped
+        )
+        return KeypointSet(detector.categories, tuple(found)), None, skipped
 
 
-def _summary(found: KeypointSet, labelled: KeypointSet | None) -> str:
+def _summary(objects: KeypointSet, labelled: KeypointSet | None, skipped: Sequence[Skipped]) -> str:
     """How many objects; of labelled ones also how many keypoints are right."""
     from surefeat.measure.metrics import hits, longer_side
 
-    photos = len({item.name for item in found.objects})
-    said = f"{len(found.objects)} objects in {photos} photos"
-    pairs = zip(found.objects, labelled.objects if labelled else (), strict=labelled is not None)
+    photos = len({item.name for item in objects.objects})
+    said = f"{len(objects.objects)} objects in {photos} photos"
+    said += f"; {len(skipped)} photos skipped" if skipped else ""
+    pairs = zip(objects.objects, labelled.objects if labelled else (), strict=labelled is not None)
     right = [
         hits(mine.points, true.points, 0.1 * longer_side(true.box), true.visible)[0]
         for mine, true in pairs
     ]
-    total = sum(len(each) for each in right)
+    total = sum(map(len, right))
     if not total:
         return said
-    share = sum(int(each.sum()) for each in right) / total
+    share = sum(int(hit.sum()) for hit in right) / total
     return f"{said}; {share:.0%} of {total} labelled keypoints right (PCK@0.1 of the box)"
 
 
@@ -136,18 +166,18 @@ def _photos(given: Path) -> list[Path]:
     return [Path(item.read.path) for item in find_images(given)] if given.is_dir() else [given]
 
 
-def _draw(found: KeypointSet, out: Path) -> None:
+def _draw(labelled: KeypointSet, out: Path) -> None:
     """One PNG per photo, named after it; equal names get a number."""
     from surefeat.show.objects import keypoints
 
     taken: set[str] = set()
-    for name in dict.fromkeys(item.name for item in found.objects):
-        objects = [item for item in found.objects if item.name == name]
+    for name in dict.fromkeys(item.name for item in labelled.objects):
+        objects = [item for item in labelled.objects if item.name == name]
         stem = Path(name).stem
         while stem in taken:
             stem += "_"
         taken.add(stem)
-        keypoints(objects[0].read(), objects, found.categories).savefig(out / f"{stem}.png")
+        keypoints(objects[0].read(), objects, labelled.categories).savefig(out / f"{stem}.png")
 
 
 @dataclass(frozen=True)

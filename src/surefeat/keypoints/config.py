@@ -1,17 +1,30 @@
-"""Every knob of a keypoint detector; the tags [P] and [C] are those of config.py."""
+"""Settings of keypoint learning: a detector's own, and those of the benchmark that measures it.
+
+Imports nothing heavy: the command line's help reads them. [P]: the paper, section 4.3; [C]: our
+choice.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
+
+Round = int | Literal["all"]
+
+Split = Literal["val", "dev"]
 
 
 @dataclass(frozen=True)
 class KeypointConfig:
-    """The head, its targets, the views it learns from and the loop (paper, section 4.3)."""
+    """The head, its targets, the views it learns from and the loop.
+
+    The defaults are what `surefeat keypoints fit` ships and what `surefeat evaluate pascal3d`
+    measures; PAPER has the paper's own.
+    """
 
     size: int = 224
-    """Side of an object's crop, pixels [C]."""
+    """Side of an object's crop, pixels [P]."""
     hidden: int = 128
     """Channels between the head's two layers; the paper has 512, four times the work [C]."""
     spread: float = 0.5
@@ -19,27 +32,67 @@ class KeypointConfig:
     floor: float = 0.2
     """Target values below this are 0 [P]."""
     weight: float = 50.0
-    """Of the targets' own cells in the loss; Tulsiani and Malik have it for 12x12 cells [C]."""
+    """Lambda: of the targets' own cells in the loss; 50 is for maps of 12x12 cells [P]."""
     absent: Literal["background", "ignored"] = "background"
     """What an object teaches about keypoints it has no place for (v = 0): that they are nowhere in
-    its box, as of parts that cannot be seen [C], or nothing, for sets labelled in part."""
+    its box, as of parts that cannot be seen [P], or nothing, for sets labelled in part."""
     jitter: float = 1 / 6
     """Each side of a box moves by up to this share of its size [P]."""
     mirror: bool = True
-    """Mirror every second view on average, and swap the names of left and right [P]."""
+    """Mirror every second view, and swap the names of left and right [P]."""
     views: int = 4
-    """Per object, the first through its own box [C]."""
-    most_views: int = 2000
-    """Over all objects: many labels need fewer views each [C]."""
+    """Of each object, described once and kept; the paper draws new ones in every step [C]."""
+    least_views: int = 64
+    """Of all objects together: few objects get more views of each [C]."""
     batch: int = 8
     """Views per step [C]."""
-    steps: int = 100
-    """At least so many steps; the paper has 500 per epoch [C]."""
     epochs: int = 3
-    """At least so many passes over all views [P]."""
+    """Passes over all objects [P]."""
+    least_steps: int = 40
+    """Of an epoch, which may be more steps than there are objects for; the paper has 500 [C]."""
     learning_rate: float = 1e-3
     """Of AdamW at the start; it falls to 0 along half a cosine [C]."""
     weight_decay: float = 1e-2
     """Of AdamW [C]."""
-    seed: int = 0
-    """Determines everything drawn, on one machine."""
+
+    def __post_init__(self) -> None:
+        whole = ("size", "hidden", "views", "batch", "epochs", "least_steps")
+        wrong = [name for name in whole if getattr(self, name) < 1]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} must be at least 1")
+        if not 0 <= self.jitter < 0.5:
+            raise ValueError(f"jitter is {self.jitter:g}; a side moves by less than half a box")
+
+    def steps(self, objects: int) -> int:
+        """Of a fit on this many objects."""
+        return self.epochs * max(self.least_steps, -(-objects // self.batch))
+
+    def views_each(self, objects: int) -> int:
+        """Of every one of this many objects."""
+        return max(self.views, -(-self.least_views // objects))
+
+
+PAPER = KeypointConfig(hidden=512, views=8, least_views=2048, batch=32, least_steps=500)
+"""The paper's head and steps (section 4.3); its views are new in every step, these are many."""
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """The protocol of the few-shot benchmark (paper, section 4.3)."""
+
+    rounds: tuple[Round, ...] = (1, 2, 5, 10, 20, 50, 100, "all")
+    """Annotated images per class, rising; each round adds to those before [P], the sizes [C]."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One repetition each [P]: other images, other initial heads, other batches. Views of rounds
+    with many objects are the same for all."""
+    cells: int = 14
+    """Common side of all rows' maps: finer ones are averaged, coarser ones interpolated [C]."""
+
+    def __post_init__(self) -> None:
+        sizes = [float("inf") if size == "all" else size for size in self.rounds]
+        if not sizes or sizes[0] < 1 or any(b <= a for a, b in pairwise(sizes)):
+            raise ValueError(f"rounds are {self.rounds}; they must rise from 1 on, 'all' the last")
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds are {self.seeds}; name each once, from 0 on, such as 0 1 2")
+        if self.cells < 1:
+            raise ValueError(f"cells is {self.cells}; use at least 1")

@@ -1,9 +1,8 @@
-"""The files of a keypoint detector: a folder with detector.json and head.safetensors.
-
-KeypointDetector: the parts of objects, learned from a handful of labels on frozen features.
+"""KeypointDetector: the parts of objects, learned from a handful of labels on frozen features.
 
 Paper, section 4.3: the object's box (or the whole image) and its category are known; every
-keypoint gets a heat map, whose peak is its place and whose height is its confidence.
+keypoint gets a heat map, whose peak is its place and whose height is its confidence. A detector is
+a folder with detector.json and head.safetensors.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
-import os
+import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.core.files import file_hash, from_dict, write_bytes, write_json
-from surefeat.core.geometry import out_of_box
-from surefeat.core.image import ImageLike, crop, load
-from surefeat.data.decode import Place
+from surefeat.core.files import checked_weights, from_dict, pack_tensors, write_model
+from surefeat.core.image import ImageError, ImageLike, crop, load
+from surefeat.data.decode import Place, Skipped
 from surefeat.data.keypoints import (
     Category,
     KeypointSet,
@@ -36,75 +33,47 @@ from surefeat.data.keypoints import (
     read_coco,
 )
 from surefeat.keypoints.config import KeypointConfig
-from surefeat.keypoints.head import KeypointHead, fit, peaks
-from surefeat.keypoints.views import BATCH, describe, described_views
+from surefeat.keypoints.head import KeypointHead, find_points, fit
+from surefeat.keypoints.views import BATCH, Views, ViewStore, cut_objects, describe, maps_of
 from surefeat.model.features import stack_boxes
 from surefeat.model.network import DenseFeatures
 
-__all__ = ["KeypointConfig", "KeypointDetector", "Labelled"]
+__all__ = ["KeypointConfig", "KeypointDetector", "Labelled", "fit_head"]
 
 HEAD, SETTINGS = "head.safetensors", "detector.json"
 
-_FORMAT = "surefeat-keypoints-1"
+FORMAT, OLDER = "surefeat-keypoints-2", "surefeat-keypoints-1"
+"""Of detector.json. The older one has settings of its fit that are no more; they are left out."""
 
 _FIX = "pass a folder written by `surefeat keypoints fit`"
 
-
-def fingerprint(model: DenseFeatures) -> dict[str, str]:
-    """What must agree for a head to understand a model's features."""
-    from safetensors.torch import save
-
-    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    digest = hashlib.sha256(save(state)).hexdigest()
-    return {"trunk": model.config.trunk, "lower": model.lower, "sha256": digest}
-
-
-def check_free(folder: Path) -> None:
-    """Refuse a folder that holds something already, before anything is begun."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists already; remove it or pass another folder")
-
-
-def write_detector(folder: Path, state: dict[str, Tensor], settings: dict[str, Any]) -> None:
-    """Write a new folder, whole or not at all."""
-    from safetensors.torch import save
-
-    check_free(folder)
-    data = save({name: value.cpu().contiguous() for name, value in state.items()})
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    try:
-        write_bytes(part / HEAD, data)
-        digest = hashlib.sha256(data).hexdigest()
-        write_json(part / SETTINGS, {"format": _FORMAT, "sha256": digest} | settings)
-        part.replace(folder)
-    except BaseException:  # Ctrl-C too leaves nothing behind
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-
-
-def read_detector(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What write_detector wrote, after a check that the two files belong together."""
-    from safetensors.torch import load_file
-
-    path = folder / SETTINGS
-    if not path.is_file() or not (folder / HEAD).is_file():
-        raise FileNotFoundError(
-            f"no detector at {folder} (looked for {SETTINGS} and {HEAD}); {_FIX}"
-        )
-    try:
-        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        wanted = {"sha256", "features", "categories", "config"}
-        missing = sorted(wanted - settings.keys())
-        if settings.get("format") != _FORMAT or missing:
-            raise ValueError(f"format {settings.get('format')!r}, without {missing}")
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is not what a detector writes ({error}); {_FIX}") from error
-    if file_hash(folder / HEAD) != settings["sha256"]:
-        raise ValueError(f"{folder / HEAD} is damaged: {SETTINGS} has another hash; copy it anew")
-    return load_file(folder / HEAD), settings
-
-
 _LOG = logging.getLogger(__name__)
+
+Work = tuple[Tensor, Labelled]
+"""An image's pixels, and an object in it."""
+
+
+def fit_head(
+    head: KeypointHead,
+    views: Views,
+    rows: Tensor,
+    config: KeypointConfig,
+    *,
+    steps: int,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> list[float]:
+    """Train a head, new or from an earlier fit, on the views `rows` (M,) -> the loss of each step.
+
+    The seed decides on the batches. Detectors are fitted by this, and so is every round of the
+    benchmark.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return fit(
+        head, views.batches(rows, steps=steps, config=config, generator=generator), steps=steps,
+        learning_rate=config.learning_rate, weight_decay=config.weight_decay,
+        weight=config.weight, progress=progress,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,32 +94,35 @@ class KeypointDetector:
         *,
         images: str | Path | None = None,
         config: KeypointConfig | None = None,
+        seed: int = 0,
         quiet: bool = True,
     ) -> KeypointDetector:
         """Learn from a COCO keypoints json (see data.keypoints.read_coco) or a set in memory.
 
-        One label is enough to run, ten are enough to be of use. The model stays as it is.
+        One label is enough to run, ten are enough to be of use. The model stays as it is. The seed
+        determines everything drawn, on one machine.
         """
         config = config or KeypointConfig()
         if not isinstance(annotations, KeypointSet):
             annotations = read_coco(annotations, images=images)
         labelled = _usable(annotations, config, stride=model.stride)
-        generator = torch.Generator().manual_seed(config.seed)
-        with tqdm(desc="describing views", unit="view", disable=quiet) as bar:
-            views = described_views(
-                model, labelled, config, generator=generator,
+        device = model.head.weight.device
+        objects = cut_objects(labelled, size=config.size, jitter=config.jitter, device=device)
+        total, steps = config.views_each(len(objects)) * len(objects), config.steps(len(objects))
+        with tqdm(total=total, desc="describing views", unit="view", disable=quiet) as bar:
+            store = ViewStore(
+                objects, describe(model), config, seed=seed,
                 progress=lambda done: bar.update(done - bar.n),
             )  # fmt: skip
+            views, rows = store.views_of(torch.arange(len(objects)), seed=seed)
         head = KeypointHead(
-            views.features.shape[1], views.own.shape[1], hidden=config.hidden, generator=generator
-        )
-        device = model.head.weight.device
-        steps = max(config.steps, math.ceil(config.epochs * len(views.own) / config.batch))
+            views.maps(rows[:1]).shape[1], len(objects.flip), hidden=config.hidden,
+            generator=torch.Generator().manual_seed(seed),
+        ).to(device)  # fmt: skip
         with tqdm(total=steps, desc="learning", unit="step", disable=quiet) as bar:
-            fit(
-                head.to(device), views.draw(batch=config.batch, device=device), steps=steps,
-                learning_rate=config.learning_rate, weight_decay=config.weight_decay,
-                weight=config.weight, generator=generator, progress=lambda _: bar.update(),
+            fit_head(
+                head, views, rows, config, steps=steps, seed=seed,
+                progress=lambda _: bar.update(),
             )  # fmt: skip
         return cls(model, head, labelled.categories, config)
 
@@ -161,12 +133,14 @@ class KeypointDetector:
         boxes: Sequence[object] | None = None,
         category: str | None = None,
         threshold: float = 0.0,
+        skipped: list[Skipped] | None = None,
     ) -> list[Labelled]:
         """The keypoints of objects of one category, image by image.
 
         boxes: for every image its inclusive boxes (N, 4), original pixels; without them each
         image is one object. category may be left out when the detector knows only one. Keypoints
-        with a score under `threshold` are marked as not visible.
+        with a score under `threshold` are marked as not visible. Images that cannot be read are an
+        error, or, with a list for `skipped`, left out and added to it.
         """
         many: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
         if boxes is not None and len(boxes) != len(many):
@@ -174,20 +148,31 @@ class KeypointDetector:
                 f"{len(boxes)} sets of boxes for {len(many)} images; pass one for each"
             )
         number = self._number(category)
-        jobs = _jobs(many, boxes, number, len(self.categories[number].keypoints))
-        return list(self._find(jobs, threshold))
+        keypoints = len(self.categories[number].keypoints)
+        work = _read_images(many, boxes, number, keypoints, skipped)
+        return list(self._find(work, threshold))
 
-    def label(self, objects: KeypointSet, *, threshold: float = 0.0) -> KeypointSet:
-        """The same objects (their images, boxes and categories' names) with found keypoints."""
+    def label(
+        self,
+        objects: KeypointSet,
+        *,
+        threshold: float = 0.0,
+        skipped: list[Skipped] | None = None,
+    ) -> KeypointSet:
+        """The same objects (their images, boxes and categories' names) with found keypoints.
+
+        Images that cannot be read: as in `predict`.
+        """
         numbers = [self._number(objects.categories[item.category].name) for item in objects.objects]
-        jobs = (
-            (item.read(), replace(item, category=number))
+        items = [
+            replace(item, category=number)
             for item, number in zip(objects.objects, numbers, strict=True)
-        )
-        return KeypointSet(self.categories, tuple(self._find(jobs, threshold)))
+        ]
+        labelled = self._find(_read_objects(items, skipped), threshold)
+        return KeypointSet(self.categories, tuple(labelled))
 
     def _number(self, category: str | None) -> int:
-        names = [each.name for each in self.categories]
+        names = [known.name for known in self.categories]
         if category is None and len(names) == 1:
             return 0
         if category not in names:
@@ -195,41 +180,45 @@ class KeypointDetector:
             raise ValueError(f"{what}; the detector knows {', '.join(names)}")
         return names.index(category)
 
-    def _find(
-        self, jobs: Iterable[tuple[Tensor, Labelled]], threshold: float
-    ) -> Iterator[Labelled]:
-        waiting: list[tuple[Tensor, Labelled]] = []
-        for pixels, item in jobs:
+    def _find(self, work: Iterable[Work], threshold: float) -> Iterator[Labelled]:
+        device, waiting = self.model.head.weight.device, list[Work]()
+        for pixels, item in work:
             waiting.append((crop(pixels.cpu(), item.box, size=self.config.size), item))
-            if len(waiting) == BATCH:
+            if len(waiting) == BATCH.get(device.type, 16):
                 yield from self._find_batch(waiting, threshold)
                 waiting = []
         if waiting:
             yield from self._find_batch(waiting, threshold)
 
-    @torch.no_grad()
-    def _find_batch(
-        self, batch: list[tuple[Tensor, Labelled]], threshold: float
-    ) -> Iterator[Labelled]:
-        features = describe(self.model)(torch.stack([pixels for pixels, _ in batch]))
-        maps = self.head(features).sigmoid().cpu()
-        cells, scores = peaks(maps)
-        size = (maps.shape[-2], maps.shape[-1])
+    def _find_batch(self, batch: list[Work], threshold: float) -> Iterator[Labelled]:
+        device = self.model.head.weight.device
+        crops = torch.stack([pixels for pixels, _ in batch]).to(device)
+        boxes = torch.stack([item.box for _, item in batch]).to(device)
+        maps = maps_of(crops, describe(self.model))
+        points, scores = (found.cpu() for found in find_points(self.head, maps, boxes))
         spans = channels(self.categories)
         for row, (_, item) in enumerate(batch):
             own = slice(spans[item.category].start, spans[item.category].stop)
-            points = out_of_box(cells[row, own], item.box, size=size)
             seen = scores[row, own] >= threshold
-            yield replace(item, points=points, visible=seen, scores=scores[row, own])
+            yield replace(item, points=points[row, own], visible=seen, scores=scores[row, own])
 
     def save(self, folder: str | Path) -> None:
         """Write head.safetensors and detector.json to a new folder, whole or not at all."""
         settings = {
+            "format": FORMAT,
             "features": fingerprint(self.model),
             "categories": [asdict(category) for category in self.categories],
             "config": asdict(self.config),
         }
-        write_detector(Path(folder), self.head.state_dict(), settings)
+        folder = Path(folder)
+        check_free(folder)
+        part = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.part")
+        try:
+            write_model(part / HEAD, self.head.state_dict(), part / SETTINGS, settings)
+            part.replace(folder)
+        except BaseException:  # Ctrl-C too leaves nothing behind
+            shutil.rmtree(part, ignore_errors=True)
+            raise
 
     @classmethod
     def load(cls, folder: str | Path, model: DenseFeatures | None = None) -> KeypointDetector:
@@ -239,14 +228,14 @@ class KeypointDetector:
         """
         state, settings = read_detector(Path(folder))
         model = model or DenseFeatures.from_pretrained()
-        found, wanted = fingerprint(model), settings["features"]
-        if found != wanted:
-            said = [f"{f['trunk']} {f['lower']} {f['sha256'][:12]}" for f in (wanted, found)]
+        given, wanted = fingerprint(model), settings["features"]
+        if given != wanted:
+            said = [f"{f['trunk']} {f['lower']} {f['sha256'][:12]}" for f in (wanted, given)]
             raise ValueError(
                 f"{folder} was fitted on another feature model ({said[0]}) than this one "
                 f"({said[1]}); pass the model it was fitted with"
             )
-        categories = tuple(make_category(**each) for each in settings["categories"])
+        categories = tuple(make_category(**category) for category in settings["categories"])
         hidden, in_channels = state["conv1.weight"].shape[:2]
         head = KeypointHead(
             in_channels, len(state["conv2.bias"]), hidden=hidden, generator=torch.Generator()
@@ -254,6 +243,41 @@ class KeypointDetector:
         head.load_state_dict(state)
         config = from_dict(KeypointConfig, settings["config"])
         return cls(model, head.eval().to(model.head.weight.device), categories, config)
+
+
+def fingerprint(model: DenseFeatures) -> dict[str, str]:
+    """What must agree for a head to understand a model's features."""
+    digest = hashlib.sha256(pack_tensors(model.state_dict())).hexdigest()
+    return {"trunk": model.config.trunk, "lower": model.lower, "sha256": digest}
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that holds something already, before anything is begun."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists already; remove it or pass another folder")
+
+
+def read_detector(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The head's weights and the settings, after a check that the two files belong together."""
+    from safetensors.torch import load_file
+
+    path = folder / SETTINGS
+    if not path.is_file() or not (folder / HEAD).is_file():
+        raise FileNotFoundError(
+            f"no detector at {folder} (looked for {SETTINGS} and {HEAD}); {_FIX}"
+        )
+    try:
+        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        missing = sorted({"sha256", "features", "categories", "config"} - settings.keys())
+        if settings.get("format") not in (FORMAT, OLDER) or missing:
+            raise ValueError(f"format {settings.get('format')!r}, without {missing}")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is not what a detector writes ({error}); {_FIX}") from error
+    if settings["format"] == OLDER:
+        known = {field.name for field in fields(KeypointConfig)}
+        kept = {name: value for name, value in settings["config"].items() if name in known}
+        settings["config"] = kept
+    return load_file(checked_weights(folder / HEAD, settings["sha256"])), settings
 
 
 def _usable(given: KeypointSet, config: KeypointConfig, *, stride: int) -> KeypointSet:
@@ -279,18 +303,43 @@ def _usable(given: KeypointSet, config: KeypointConfig, *, stride: int) -> Keypo
     return KeypointSet(tuple(given.categories[number] for number in used), kept)
 
 
-def _jobs(
-    images: Sequence[ImageLike], boxes: Sequence[object] | None, number: int, keypoints: int
-) -> Iterator[tuple[Tensor, Labelled]]:
+def _read_images(
+    images: Sequence[ImageLike],
+    boxes: Sequence[object] | None,
+    number: int,
+    keypoints: int,
+    skipped: list[Skipped] | None,
+) -> Iterator[Work]:
     """Every object to look at: its image's pixels, and what is known of it."""
     for index, image in enumerate(images):
-        pixels = load(image)
+        name = str(image) if isinstance(image, str | Path) else f"image {index + 1}"
+        try:
+            pixels = load(image)
+        except ImageError as error:
+            _leave_out(name, error, skipped)
+            continue
         height, width = pixels.shape[1:]
         whole = [[0, 0, width - 1, height - 1]]
-        name = str(image) if isinstance(image, str | Path) else f"image {index + 1}"
         for box in stack_boxes(whole if boxes is None else boxes[index], size=(height, width)):
             yield pixels, Labelled(
                 image=Place(name), name=name, category=number, box=box,
                 points=torch.full((keypoints, 2), torch.nan),
                 visible=torch.zeros(keypoints, dtype=torch.bool), size=(height, width),
             )  # fmt: skip
+
+
+def _read_objects(items: Sequence[Labelled], skipped: list[Skipped] | None) -> Iterator[Work]:
+    bad: set[str] = set()
+    for item in items:
+        try:
+            if item.name not in bad:
+                yield item.read(), item
+        except ImageError as error:
+            _leave_out(item.name, error, skipped)
+            bad.add(item.name)
+
+
+def _leave_out(name: str, error: ImageError, skipped: list[Skipped] | None) -> None:
+    if skipped is None:
+        raise error
+    skipped.append(Skipped(name, str(error)))

@@ -1,4 +1,4 @@
-"""The keypoint head on frozen features: heat maps, their loss, their peaks, and the one loop.
+"""The keypoint head on frozen features: its network, heat maps, loss, peaks, and the one loop.
 
 Convention: cells are those of the feature map, centres at integers (see geometry). One channel per
 keypoint of every category; an object trains and reads the channels of its own category alone.
@@ -7,14 +7,16 @@ keypoint of every category; an object trains and reads the channels of its own c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Draw = Callable[[torch.Generator], tuple[Tensor, Tensor, Tensor]]
-"""generator -> features (B, C, h, w), targets (B, K, h, w) and own (B, K), on the head's device."""
+from surefeat.core.geometry import out_of_box
+
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Features (B, C, h, w), targets (B, K, h, w) and the channels that count (B, K), on one device."""
 
 # Heat maps are nearly everywhere 0, so the head starts by expecting little.
 _EXPECTED = 0.1
@@ -108,19 +110,19 @@ def peaks(probabilities: Tensor) -> tuple[Tensor, Tensor]:
 
 def fit(
     head: KeypointHead,
-    draw: Draw,
+    batches: Iterable[Batch],
     *,
     steps: int,
     learning_rate: float,
     weight_decay: float,
-    generator: torch.Generator,
-    weight: float = 50.0,
+    weight: float,
     progress: Callable[[int], None] | None = None,
 ) -> list[float]:
     """Train the head by AdamW, its rate falling to 0 along half a cosine -> the loss of each step.
 
-    It leaves the head in eval mode. On CUDA products are in bf16; nothing waits for the device
-    before the last step. The same seed gives the same weights, bit for bit, on one machine.
+    `batches` gives `steps` of them, on the head's device. The head is left in eval mode. On CUDA
+    products are in bf16; nothing waits for the device before the last step. The same batches give
+    the same weights, bit for bit, on one machine.
     """
     device = head.conv2.weight.device
     on_cuda = device.type == "cuda"
@@ -130,8 +132,7 @@ def fit(
     )
     losses = []
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
-        for step in range(steps):
-            features, targets, own = draw(generator)
+        for step, (features, targets, own) in enumerate(batches):
             with torch.autocast(device.type, torch.bfloat16, enabled=on_cuda):
                 logits = head(features.to(memory_format=torch.channels_last))
             loss = heatmap_loss(logits.float().sigmoid(), targets, own, weight=weight)
@@ -145,3 +146,16 @@ def fit(
                 progress(step + 1)
     head.eval()
     return torch.stack(losses).tolist() if losses else []
+
+
+@torch.no_grad()
+def find_points(head: KeypointHead, maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """What a head sees in crops: features (B, C, h, w) of boxes (B, 4) -> points, scores.
+
+    Points (B, K, 2) of all channels are in the pixels the boxes are given in, scores (B, K) lie in
+    [0, 1].
+    """
+    with torch.autocast(maps.device.type, torch.bfloat16, enabled=maps.device.type == "cuda"):
+        logits = head(maps)
+    cells, scores = peaks(logits.float().sigmoid())
+    return out_of_box(cells, boxes, size=(maps.shape[-2], maps.shape[-1])), scores

@@ -1,68 +1,52 @@
-"""What a keypoint head learns from: objects cut from their photos a few times, described once.
+"""What a head learns from: objects cut out of their photos, seen through many boxes, described.
 
-Every object is seen through its own box and through jittered, often mirrored ones. The network's
-features of all these views are computed once and kept, so that a step costs the head alone.
+Every object is cut once, with room around its box. Its views, through jittered boxes and every
+second one mirrored, are read from that cut on the device, in batches; their features are computed
+once and kept, so that a step costs the head alone. Where they do not fit into memory they are made
+anew in every step. All that is random is drawn on the CPU before anything is read, so a view
+depends on the seed alone, not on the device or the size of a batch.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 
-from surefeat.core.geometry import into_box, jittered_box, mirrored
+from surefeat.core.geometry import into_box, jittered_box, mirrored, normalise, out_of_box
 from surefeat.core.image import crop
-from surefeat.data.keypoints import KeypointSet, Labelled
+from surefeat.data.decode import free_host_memory
+from surefeat.data.keypoints import Category, KeypointSet, channels
 from surefeat.keypoints.config import KeypointConfig
-from surefeat.keypoints.head import Draw, heatmaps
+from surefeat.keypoints.head import Batch, heatmaps
 from surefeat.model.network import DenseFeatures, Maps
 
-Describe = Callable[[Tensor], Tensor]
-"""Crops (B, 3, S, S) uint8 -> features (B, C, h, w) float32."""
+FeatureFunction = Callable[[Tensor], Tensor]
+"""Crops (B, 3, S, S) uint8 -> maps (B, C, h, h) on their device."""
 
-BATCH = 16
-"""Crops that are described at once."""
+BATCH = {"cuda": 256}
+"""Crops per pass of the network; on other devices 16."""
 
+_FINER = 1.25
+"""Pixels of a cut per pixel of a view of its box: reading it a second time costs no sharpness."""
 
-@dataclass(frozen=True, eq=False)
-class KeypointViews:
-    """N described views and what they should give."""
+_SPARE = 4 * 2**30
+"""Bytes that are left free on a GPU beside the features, for passes of the network and the head."""
 
-    features: Tensor
-    """(N, C, h, w) float16."""
-    targets: Tensor
-    """(N, K, h, w): heat maps of all categories' keypoints."""
-    own: Tensor
-    """(N, K) bool: the channels that count."""
-
-    def draw(self, *, batch: int, device: torch.device) -> Draw:
-        """Random batches of these views, for keypoint_head.fit; views recur only in a new pass."""
-        order: list[int] = []
-
-        def draw(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-            while len(order) < batch:
-                order.extend(torch.randperm(len(self.own), generator=generator).tolist())
-            rows = order[:batch]
-            del order[:batch]
-            features = self.features[rows].to(device).float()
-            return features, self.targets[rows].to(device), self.own[rows].to(device)
-
-        return draw
+_LOG = logging.getLogger(__name__)
 
 
-def describe(model: DenseFeatures) -> Describe:
-    """What a head sees of crops: the features of a frozen model, on its device."""
-
-    def features(crops: Tensor) -> Tensor:
-        device = model.head.weight.device
-        safe = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=safe):
-            return side_by_side(*model.forward_with_lower(crops.to(device).float() / 255))
-
-    return features
+def describe(model: DenseFeatures) -> FeatureFunction:
+    """What a detector sees of crops: both of a frozen model's layers."""
+    return lambda crops: side_by_side(*model.forward_with_lower(crops.float() / 255))
 
 
 def side_by_side(maps: Maps, lower: Tensor) -> Tensor:
@@ -74,52 +58,285 @@ def side_by_side(maps: Maps, lower: Tensor) -> Tensor:
     return torch.cat([maps.descriptors.float(), F.normalize(lower, dim=1)], dim=1)
 
 
-def described_views(
-    model: DenseFeatures,
+@torch.no_grad()
+def maps_of(crops: Tensor, features: FeatureFunction) -> Tensor:
+    """The features of crops (B, 3, S, S) uint8: (B, C, h, h); in bf16 on CUDA."""
+    kind = crops.device.type
+    with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+        return features(crops.contiguous(memory_format=torch.channels_last))
+
+
+@dataclass(frozen=True, eq=False)
+class CutObjects:
+    """N objects as tensors on one device: pixels, boxes, and K channels of keypoints."""
+
+    pixels: Tensor
+    """(N, 3, P, P) uint8: what lies in `reach`."""
+    reach: Tensor
+    """(N, 4) inclusive, original pixels: the boxes, and around them what jitter can show."""
+    boxes: Tensor
+    """(N, 4) inclusive, original pixels."""
+    points: Tensor
+    """(N, K, 2) original pixels; NaN where not visible."""
+    visible: Tensor
+    """(N, K) bool."""
+    own: Tensor
+    """(N, K) bool: the channels of the object's category."""
+    flip: Tensor
+    """(K,) channel of the mirrored keypoint."""
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def read(self, numbers: Tensor, boxes: Tensor, *, size: int) -> Tensor:
+        """Boxes (B, 4) within the reach of objects (B,) -> crops (B, 3, size, size) uint8."""
+        steps = torch.arange(size, device=boxes.device, dtype=torch.float32)
+        ys, xs = torch.meshgrid(steps, steps, indexing="ij")
+        grid = torch.stack([xs, ys], dim=-1).reshape(1, -1, 2)
+        side = (self.pixels.shape[-2], self.pixels.shape[-1])
+        places = out_of_box(grid, boxes, size=(size, size))
+        inside = normalise(into_box(places, self.reach[numbers], size=side), size=side)
+        read = F.grid_sample(
+            self.pixels[numbers].float(), inside.reshape(-1, size, size, 2),
+            padding_mode="border", align_corners=False,
+        )  # fmt: skip
+        return read.round().clamp(0, 255).to(torch.uint8)
+
+
+def cut_objects(
     labelled: KeypointSet,
-    config: KeypointConfig,
     *,
-    generator: torch.Generator,
+    size: int,
+    jitter: float,
+    device: torch.device,
+    workers: int = 1,
+    quiet: bool = True,
+) -> CutObjects:
+    """Cut a set's objects out of their photos, each photo read once, by `workers` threads.
+
+    Boxes that jitter moves by up to its share stay within the cuts. Without jitter a cut is the
+    crop of the box itself, `size` pixels wide.
+    """
+    items = labelled.objects
+    boxes = torch.stack([item.box for item in items]).float()
+    extent = (boxes[:, 2:] - boxes[:, :2] + 1).repeat(1, 2)
+    reach = boxes + torch.tensor([-jitter, -jitter, jitter, jitter]) * extent
+    side = math.ceil(size * (1 + 2 * jitter) * (_FINER if jitter else 1))
+    pixels = torch.empty(len(items), 3, side, side, dtype=torch.uint8)
+    photos: dict[object, list[int]] = {}
+    for number, item in enumerate(items):
+        photos.setdefault(item.image, []).append(number)
+
+    def fill(numbers: list[int]) -> None:
+        photo = items[numbers[0]].read()
+        for number in numbers:
+            pixels[number] = crop(photo, reach[number], size=side)
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        try:
+            done = pool.map(fill, photos.values())
+            for _ in tqdm(done, total=len(photos), desc="photos", unit="img", disable=quiet):
+                pass
+        except BaseException:  # the first bad file, or Ctrl-C, must not wait for all others
+            pool.shutdown(cancel_futures=True)
+            raise
+    keypoints = _keypoints(labelled)
+    return CutObjects(*(tensor.to(device) for tensor in (pixels, reach, boxes, *keypoints)))
+
+
+def _keypoints(labelled: KeypointSet) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Points, visible, own and flip of CutObjects."""
+    spans, flip = channels(labelled.categories), twins(labelled.categories)
+    shape = (len(labelled.objects), len(flip))
+    points = torch.full((*shape, 2), torch.nan)
+    visible, own = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+    for number, item in enumerate(labelled.objects):
+        span = slice(spans[item.category].start, spans[item.category].stop)
+        points[number, span], visible[number, span] = item.points, item.visible
+        own[number, span] = True
+    return points, visible, own, flip
+
+
+def twins(categories: tuple[Category, ...]) -> Tensor:
+    """(K,) channel that each keypoint of all categories becomes in a mirrored image."""
+    spans = channels(categories)
+    pairs = zip(categories, spans, strict=True)
+    return torch.tensor([span.start + twin for kind, span in pairs for twin in kind.flip])
+
+
+@dataclass(frozen=True, eq=False)
+class Views:
+    """M views of objects, described or to be described; K channels."""
+
+    objects: CutObjects
+    numbers: Tensor
+    """(M,) of the objects they show."""
+    boxes: Tensor
+    """(M, 4) inclusive, original pixels, within the objects' reach."""
+    mirror: Tensor
+    """(M,) bool: mirrored before the network sees them."""
+    features: FeatureFunction
+    crop_size: int
+    """Pixels."""
+    kept: Tensor | None
+    """(M, h, w, C): channels last, as convolutions like them; None: made anew whenever asked."""
+    size: tuple[int, int]
+    """(h, w) of the maps."""
+    points: Tensor
+    """(M, K, 2) cells of the map."""
+    visible: Tensor
+    """(M, K) bool."""
+
+    def maps(self, rows: Tensor | slice) -> Tensor:
+        """Features of some views as (B, C, h, w), on the objects' device."""
+        if self.kept is None:
+            return _describe(
+                self.objects, self.numbers[rows], self.boxes[rows], self.mirror[rows],
+                features=self.features, size=self.crop_size,
+            )  # fmt: skip
+        rows = rows.to(self.kept.device) if isinstance(rows, Tensor) else rows
+        maps = self.kept[rows].to(self.boxes.device).permute(0, 3, 1, 2)
+        return maps if maps.is_cuda else maps.float()
+
+    def batches(
+        self, rows: Tensor, *, steps: int, config: KeypointConfig, generator: torch.Generator
+    ) -> Iterator[Batch]:
+        """Random batches of the views `rows` (M,); one recurs only when all have been drawn."""
+        count = steps * config.batch
+        passes = -(-count // len(rows))
+        order = torch.cat([torch.randperm(len(rows), generator=generator) for _ in range(passes)])
+        for batch in rows[order[:count].to(rows.device)].split(config.batch):
+            targets = heatmaps(
+                self.points[batch], self.visible[batch], size=self.size, spread=config.spread,
+                floor=config.floor,
+            )  # fmt: skip
+            absent = self.objects.own[self.numbers[batch]]
+            counts = absent if config.absent == "background" else self.visible[batch]
+            yield self.maps(batch), targets, counts
+
+
+def make_views(
+    objects: CutObjects,
+    numbers: Tensor,
+    boxes: Tensor,
+    mirror: Tensor,
+    *,
+    features: FeatureFunction,
+    size: int,
     progress: Callable[[int], None] | None = None,
-) -> KeypointViews:
-    """All views of all objects; `progress` is told how many are done."""
-    count = max(1, min(config.views, config.most_views // len(labelled.objects)))
-    total = count * len(labelled.objects)
-    size = (config.size // model.stride, config.size // model.stride)
-    features, found, waiting = describe(model), list[Tensor](), list[Tensor]()
-    targets = torch.zeros(total, labelled.channels[-1].stop, *size)
-    own = torch.zeros(targets.shape[:2], dtype=torch.bool)
-    views = _views(labelled, count, size, config, generator)
-    for row, (view, points, visible, item) in enumerate(views):
-        channels = labelled.channels[item.category]
-        maps = heatmaps(points, visible, size=size, spread=config.spread, floor=config.floor)
-        targets[row, channels.start : channels.stop] = maps
-        own[row, channels.start : channels.stop] = visible | (config.absent == "background")
-        waiting.append(view)
-        if len(waiting) == BATCH or row + 1 == total:
-            found.append(features(torch.stack(waiting)).half().cpu())
-            waiting.clear()
-            if progress is not None:
-                progress(row + 1)
-    return KeypointViews(torch.cat(found), targets, own)
+) -> Views:
+    """Views of objects (M,) through boxes (M, 4), described if their features fit into memory."""
+    device = objects.boxes.device
+    numbers, boxes, mirror = numbers.to(device), boxes.to(device), mirror.to(device)
+    kept: Tensor | None = None
+    batch = BATCH.get(device.type, 16)
+    for start in range(0, len(numbers), batch):
+        part = slice(start, start + batch)
+        maps = _describe(
+            objects, numbers[part], boxes[part], mirror[part], features=features, size=size
+        )
+        kept = room_for(len(numbers), maps) if start == 0 else kept
+        if kept is None:
+            break
+        kept[part] = maps.permute(0, 2, 3, 1)
+        if progress is not None:
+            progress(min(start + batch, len(numbers)))
+    cells = (maps.shape[-2], maps.shape[-1])
+    points = into_box(objects.points[numbers], boxes, size=cells)
+    turned, seen = mirrored(points, objects.visible[numbers], objects.flip, size=cells)
+    points = torch.where(mirror[:, None, None], turned, points)
+    visible = torch.where(mirror[:, None], seen, objects.visible[numbers])
+    return Views(objects, numbers, boxes, mirror, features, size, kept, cells, points, visible)
 
 
-def _views(
-    labelled: KeypointSet,
-    count: int,
-    size: tuple[int, int],
-    config: KeypointConfig,
-    generator: torch.Generator,
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Labelled]]:
-    """Crops (3, S, S) uint8, and the keypoints in them: cells (K, 2) and visible (K,)."""
-    for item in labelled.objects:
-        pixels = item.read()
-        flip = torch.tensor(labelled.categories[item.category].flip)
-        for number in range(count):
-            box = jittered_box(item.box, generator, config.jitter) if number else item.box
-            view, visible = crop(pixels, box, size=config.size), item.visible
-            points = into_box(item.points, box, size=size)
-            if config.mirror and number and float(torch.rand((), generator=generator)) < 0.5:
-                view = view.flip(-1)
-                points, visible = mirrored(points, visible, flip, size=size)
-            yield view, points, visible, item
+def _describe(
+    objects: CutObjects,
+    numbers: Tensor,
+    boxes: Tensor,
+    mirror: Tensor,
+    *,
+    features: FeatureFunction,
+    size: int,
+) -> Tensor:
+    crops = objects.read(numbers, boxes, size=size)
+    return maps_of(torch.where(mirror[:, None, None, None], crops.flip(-1), crops), features)
+
+
+def room_for(count: int, maps: Tensor) -> Tensor | None:
+    """(count, h, w, C) to be filled: on the maps' device, or on the host; None where all is full.
+
+    In 16 bits.
+    """
+    dtype = torch.bfloat16 if maps.is_cuda else torch.float16
+    shape = (count, *maps.shape[2:], maps.shape[1])
+    need = torch.Size(shape).numel() * dtype.itemsize
+    size = f"the features of {count} views take {need / 2**30:.1f} GiB"
+    for place in dict.fromkeys((maps.device, torch.device("cpu"))):
+        if need <= _free(place):
+            try:
+                room = torch.empty(shape, dtype=dtype, device=place)
+            except RuntimeError:  # another program was faster
+                continue
+            if place != maps.device:
+                _LOG.warning("%s, more than is free on %s: on the host", size, maps.device)
+            return room
+    _LOG.warning("%s, more than is free: made anew in every step, which is slower", size)
+    return None
+
+
+def _free(place: torch.device) -> float:
+    """Bytes that features may take; unknown on some devices, where trying shows it."""
+    if place.type == "cpu":
+        return free_host_memory()
+    if place.type != "cuda":
+        return float("inf")
+    # What torch keeps of earlier tensors is as good as free.
+    kept = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+    return torch.cuda.mem_get_info(place)[0] + kept - _SPARE
+
+
+class ViewStore:
+    """Views of objects for fits on all or some of them; those that fits share are made once."""
+
+    def __init__(
+        self,
+        objects: CutObjects,
+        features: FeatureFunction,
+        config: KeypointConfig,
+        *,
+        seed: int = 0,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.objects, self.features, self.config = objects, features, config
+        self.seed, self.progress = seed, progress
+        self.places: set[str] = set()
+        """Kinds of devices that features were kept on; "none" where they were not."""
+
+    @cached_property
+    def every(self) -> Views:
+        """`config.views` of every object."""
+        numbers = torch.arange(len(self.objects))
+        return self._random(numbers, count=self.config.views, seed=self.seed)
+
+    def views_of(self, chosen: Tensor, *, seed: int) -> tuple[Views, Tensor]:
+        """Views to learn objects `chosen` (N,) from, and which rows of them; few get more each."""
+        count, device = self.config.views_each(len(chosen)), self.objects.boxes.device
+        if count == self.config.views:
+            rows = (chosen[:, None] * count + torch.arange(count)).flatten()
+            return self.every, rows.to(device)
+        views = self._random(chosen, count=count, seed=seed)
+        return views, torch.arange(len(views.numbers), device=device)
+
+    def _random(self, chosen: Tensor, *, count: int, seed: int) -> Views:
+        """`count` views of each, one after the other, every second one mirrored."""
+        numbers = chosen.repeat_interleave(count)
+        generator = torch.Generator().manual_seed(seed)
+        boxes = self.objects.boxes[numbers.to(self.objects.boxes.device)]
+        boxes = jittered_box(boxes, generator, self.config.jitter)
+        mirror = (torch.arange(len(numbers)) % count % 2 == 1) & self.config.mirror
+        views = make_views(
+            self.objects, numbers, boxes, mirror, features=self.features, size=self.config.size,
+            progress=self.progress,
+        )  # fmt: skip
+        self.places.add("none" if views.kept is None else views.kept.device.type)
+        return views

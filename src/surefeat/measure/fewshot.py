@@ -1,17 +1,12 @@
-"""Rounds of growing annotation: which images, the training of the head, the errors on the rest.
+"""`surefeat evaluate pascal3d`: keypoint detection from a handful of labels (paper, section 4.3).
 
-Errors -> PCK over alpha, and rounds -> a result with a convention in every name.
+What is measured is the detector: in rounds of growing annotation its head is fitted further, as
+`surefeat keypoints fit` fits it, on any row's features, and finds the keypoints of all test objects
+after each.
 
 Names: "pck@0.1 bbox, 10 per class" is in percent, "pck area bbox, 10 per class" lies in [0, 1];
 both are means over the classes, then over the seeds; "..., sd over seeds" is the spread of the
 latter. "mean position ..." is the control: the mean place in the box, without looking.
-
-What an interrupted evaluation continues from: finished rounds, and the head after the last.
-
-`surefeat evaluate pascal3d`: keypoint detection from a handful of labels (paper, section 4.3).
-
-The features of all training views are computed once per row and stay on the device; the head is
-trained from them in rounds of growing annotation and measured on all test objects after each.
 """
 
 from __future__ import annotations
@@ -21,6 +16,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +24,195 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.core.files import choose_device, environment, write_bytes, write_text
+from surefeat.core.files import choose_device, environment, write_tensors, write_text
 from surefeat.core.geometry import into_box, out_of_box
-from surefeat.keypoints.head import Draw, KeypointHead, fit, heatmaps, peaks
-from surefeat.measure.fewshot_data import (
-    Material,
-    Objects,
-    load_sets,
-    prepare_material,
-    some_objects,
-)
-from surefeat.measure.fewshot_settings import FewShot, Round, Split
-from surefeat.measure.fewshot_views import RowViews, Views
+from surefeat.keypoints.config import FewShot, KeypointConfig, Round, Split
+from surefeat.keypoints.detector import fit_head
+from surefeat.keypoints.head import KeypointHead, find_points
+from surefeat.keypoints.views import CutObjects, Views, ViewStore, make_views
+from surefeat.measure.fewshot_data import FewShotData, cut_sets, load_sets, some_objects
 from surefeat.measure.results import write_result
 from surefeat.measure.rows import Row, build_row
 
+VERSION = 2
+"""Part of every cache key: raised when the same settings begin to give other records."""
+
 TEST_BATCH = 512
+
+Record = Mapping[str, Any]
+"""One round of one seed, as a line of the cache."""
+
+
+def evaluate_fewshot(
+    data: str | Path,
+    *,
+    images: str | Path | None = None,
+    rows: Sequence[str] = ("ours",),
+    model: str | Path | None = None,
+    init: Sequence[str | Path] = ("imagenet",),
+    raw: bool = False,
+    weights: tuple[float, float] = (1.0, 1.0),
+    out: str | Path = "results/pascal3d",
+    split: Split = "val",
+    classes: Sequence[str] | None = None,
+    objects: int | None = None,
+    protocol: FewShot | None = None,
+    head: KeypointConfig | None = None,
+    device: str | torch.device | None = None,
+    workers: int = 16,
+    quiet: bool = False,
+) -> list[Path]:
+    """Measure rows (see measure.rows) on few-shot keypoints; their result files.
+
+    data: a folder in one of the layouts of data.pascal3d, its photos under `images`. `classes` and
+    `objects` (per class) make a trial smaller; the split's name says so. Objects are cut out of
+    their photos once for all rows. Interrupted, it continues when called again with the same
+    settings.
+    """
+    protocol, head = protocol or FewShot(), head or KeypointConfig()
+    where = choose_device(device)
+    # Built first: a name or file that is wrong shows before the long preparation.
+    built = [
+        build_row(name, device=where, model=model, init=init, raw=raw, layer_weights=weights)
+        for name in rows
+    ]
+    sets = load_sets(data, images=images, split=split)
+    train, test = (some_objects(part, classes=classes, most=objects) for part in sets)
+    smaller = [*(classes or ()), *([f"{objects}-objects"] if objects else ())]
+    cut = cut_sets(
+        train, test, split="-".join([split, *smaller]), size=head.size, jitter=head.jitter,
+        device=where, workers=workers, quiet=quiet,
+    )  # fmt: skip
+    return [measure_row(row, cut, protocol, head, out=Path(out), quiet=quiet) for row in built]
+
+
+def measure_row(
+    row: Row,
+    data: FewShotData,
+    protocol: FewShot,
+    head: KeypointConfig,
+    *,
+    out: Path,
+    quiet: bool = True,
+) -> Path:
+    """All rounds of all seeds of a row; writes OUT/pascal3d-<split>-<row>.json, returns its path.
+
+    Rounds are appended to OUT/cache as they are finished and read back from there.
+    """
+    stem, device = f"pascal3d-{data.split}-{row.name}", data.train.objects.boxes.device
+    config = {
+        "row": {**row.settings, "weights": row.layer_weights},
+        "protocol": asdict(protocol),
+        "head": asdict(head),
+    }
+    # Not the seeds: a seed that was measured with others beside it need not be measured again.
+    keyed = config | {"protocol": asdict(protocol) | {"seeds": None}}
+    parts = [VERSION, row.name, row.weights_sha256, keyed, device.type, data.fingerprint]
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    rounds = Rounds(row, data, protocol, head, Cache(out / "cache" / f"{stem}-{key}"))
+    with tqdm(
+        total=len(protocol.seeds) * len(protocol.rounds), desc=row.name, disable=quiet
+    ) as bar:
+        records = [record for seed in protocol.seeds for record in rounds.run(seed, bar)]
+    taken = sum(float(record["seconds"] + record["seconds_of_test"]) for record in records)
+    result = result_of(records, data) | {
+        "row": row.name,
+        "config": config,
+        "weights_sha256": row.weights_sha256,
+        "seconds": round(taken + rounds.seconds, 1),
+        "seconds_of_photos": round(data.seconds, 1),
+        "features_on": sorted(rounds.store.places),
+        **environment(device),
+        "device": device.type,
+    }
+    return write_result(out / f"{stem}.json", result)
+
+
+class Rounds:
+    """The rounds of one row; the features that seeds and rounds share are computed once."""
+
+    def __init__(
+        self,
+        row: Row,
+        data: FewShotData,
+        protocol: FewShot,
+        head: KeypointConfig,
+        cache: Cache,
+    ) -> None:
+        self.data, self.protocol, self.config = data, protocol, head
+        self.cache, self.features = cache, partial(row.maps, cells=protocol.cells)
+        self.store = ViewStore(data.train.objects, self.features, head)
+        self.seconds = 0.0
+        """Spent on the features of the test objects."""
+
+    @cached_property
+    def test(self) -> Views:
+        """One view of every test object, its own box."""
+        start, objects = time.perf_counter(), self.data.test.objects
+        numbers = torch.arange(len(objects))
+        views = make_views(
+            objects, numbers, objects.boxes, torch.zeros_like(numbers, dtype=torch.bool),
+            features=self.features, size=self.config.size,
+        )  # fmt: skip
+        self.seconds = time.perf_counter() - start
+        return views
+
+    def run(self, seed: int, bar: Any) -> list[Record]:
+        """A seed's records; rounds that the cache does not have start from the head before them."""
+        sizes = self.protocol.rounds
+        done = [record for record in self.cache.records() if record["seed"] == seed]
+        if len(done) < len(sizes):
+            head = KeypointHead(
+                self.test.maps(slice(0, 1)).shape[1], len(self.data.train.objects.flip),
+                hidden=self.config.hidden, generator=torch.Generator().manual_seed(seed),
+            )  # fmt: skip
+            if done and not self.cache.load_head(head, done[-1]):
+                self.cache.start_over(seed)
+                done = []
+            head = head.to(self.test.boxes.device)
+        bar.update(len(done))
+        train, generator = self.data.train, torch.Generator().manual_seed(seed)
+        ranks = image_ranks(train.category, train.photo, generator=generator)
+        for number, size in enumerate(sizes[len(done) :], start=len(done)):
+            # Each round has its own stream: a continued seed draws what it would have drawn.
+            chosen, stream = round_objects(ranks, size), 1000 * (seed + 1) + number
+            record = {"seed": seed, "round": size} | self.run_round(head, chosen, seed=stream)
+            self.cache.add(record, None if number + 1 == len(sizes) else head)
+            done.append(record)
+            bar.update()
+        return done
+
+    def run_round(self, head: KeypointHead, chosen: Tensor, *, seed: int) -> dict[str, Any]:
+        """Fit the head further on the chosen objects (N,), measure it on all test objects."""
+        train, test, start = self.data.train, self.data.test, time.perf_counter()
+        steps = self.config.steps(len(chosen))
+        views, rows = self.store.views_of(chosen, seed=seed)
+        losses = fit_head(head, views, rows, self.config, steps=steps, seed=seed)
+        last = losses[-max(1, len(losses) // 10) :]
+        trained = time.perf_counter()
+        guessed = out_of_box(mean_positions(train.objects, chosen), test.objects.boxes, size=UNIT)
+        curves, control = (
+            class_curves(relative_errors(points, test.objects), test.objects.visible, test.category,
+                         classes=len(self.data.classes)).tolist()
+            for points in (self.predict(head), guessed)
+        )  # fmt: skip
+        return {
+            "images": train.images_per_class(chosen),
+            "objects": len(chosen),
+            "keypoints": int(train.objects.visible[chosen.to(rows.device)].sum()),
+            "steps": steps,
+            "loss": sum(last) / len(last),
+            "seconds": round(trained - start, 2),
+            "seconds_of_test": round(time.perf_counter() - trained, 2),
+            "curves": [[round(value, 6) for value in curve] for curve in curves],
+            "control": [[round(value, 6) for value in curve] for curve in control],
+        }
+
+    def predict(self, head: KeypointHead) -> Tensor:
+        """Keypoints of all channels of all test objects: (N, K, 2), original pixels."""
+        boxes = self.test.boxes
+        parts = (slice(start, start + TEST_BATCH) for start in range(0, len(boxes), TEST_BATCH))
+        return torch.cat([find_points(head, self.test.maps(p), boxes[p])[0] for p in parts])
 
 
 def image_ranks(category: Tensor, photo: Tensor, *, generator: torch.Generator) -> Tensor:
@@ -67,51 +236,7 @@ def round_objects(ranks: Tensor, size: Round) -> Tensor:
     return torch.arange(len(ranks)) if size == "all" else (ranks < size).nonzero()[:, 0]
 
 
-def drawer(views: Views, rows: Tensor, settings: FewShot) -> Draw:
-    """What `fit` draws its batches with: random ones of the views `rows` (M,), on their device."""
-
-    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        index = torch.randint(len(rows), (settings.batch,), generator=generator, device=rows.device)
-        row = rows[index]
-        targets = heatmaps(
-            views.points[row], views.visible[row], size=views.size, spread=settings.spread,
-            floor=settings.floor,
-        )  # fmt: skip
-        counts = views.own if settings.absent == "background" else views.visible
-        return views.maps(row), targets, counts[row]
-
-    return draw
-
-
-def train_round(
-    head: KeypointHead, views: Views, rows: Tensor, *, objects: int, seed: int, settings: FewShot
-) -> float:
-    """Train the head further on the views `rows`; the mean loss of the last tenth of the steps."""
-    generator = torch.Generator(rows.device).manual_seed(seed)
-    losses = fit(
-        head, drawer(views, rows, settings), steps=settings.steps(objects),
-        learning_rate=settings.learning_rate, weight_decay=settings.weight_decay,
-        weight=settings.emphasis, generator=generator,
-    )  # fmt: skip
-    last = losses[-max(1, len(losses) // 10) :]
-    return sum(last) / len(last)
-
-
-@torch.inference_mode()
-def predict(head: KeypointHead, views: Views, boxes: Tensor) -> Tensor:
-    """Keypoints of all channels in the crops of boxes (N, 4): (N, K, 2), pixels of the photos."""
-    device = boxes.device
-    found = []
-    for start in range(0, len(boxes), TEST_BATCH):
-        part = slice(start, start + TEST_BATCH)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = head(views.maps(part))
-        cells, _ = peaks(logits.float().sigmoid())
-        found.append(out_of_box(cells, boxes[part], size=views.size))
-    return torch.cat(found)
-
-
-def relative_errors(predicted: Tensor, objects: Objects) -> Tensor:
+def relative_errors(predicted: Tensor, objects: CutObjects) -> Tensor:
     """(N, K) distances to the truth over the longer side of the box; only visible ones count."""
     sides = objects.boxes[:, 2:] - objects.boxes[:, :2] + 1
     distance: Tensor = torch.linalg.vector_norm(predicted - objects.points, dim=-1)
@@ -122,19 +247,17 @@ UNIT = (1, 1)
 """A grid of one cell: into_box gives shares of the box, 0 in its middle, +-1/2 at its edges."""
 
 
-def mean_positions(objects: Objects) -> Tensor:
-    """(K, 2): each keypoint's mean place where it is visible, in its box as UNIT has it.
+def mean_positions(objects: CutObjects, chosen: Tensor) -> Tensor:
+    """(K, 2): each keypoint's mean place where the chosen objects (M,) show it, as UNIT has it.
 
-    A keypoint that no object shows is taken to be in the middle.
+    A keypoint that none of them shows is taken to be in the middle.
     """
-    places = into_box(objects.points, objects.boxes, size=UNIT)
-    count = objects.visible.sum(0)[:, None]
-    total = torch.where(objects.visible[..., None], places, 0.0).sum(0)
-    return total / count.clamp_min(1)
+    chosen = chosen.to(objects.boxes.device)
+    places = into_box(objects.points[chosen], objects.boxes[chosen], size=UNIT)
+    visible = objects.visible[chosen]
+    total = torch.where(visible[..., None], places, 0.0).sum(0)
+    return total / visible.sum(0)[:, None].clamp_min(1)
 
-
-Record = Mapping[str, Any]
-"""One round of one seed, as a line of the cache."""
 
 ALPHAS = torch.linspace(0, 1, 101, dtype=torch.float64)
 
@@ -142,17 +265,17 @@ PARTS = {"": "curves", "mean position ": "control"}
 """Prefix of a metric's name -> where a record has its curves."""
 
 
-def class_curves(errors: Tensor, objects: Objects, *, classes: int) -> Tensor:
+def class_curves(errors: Tensor, visible: Tensor, category: Tensor, *, classes: int) -> Tensor:
     """PCK over ALPHAS of every class: relative errors (N, K) -> (classes, 101) in [0, 1].
 
-    A keypoint is right when its error is strictly below alpha; every visible keypoint of a class
-    counts the same, whatever the object. Errors that are not finite are wrong.
+    visible (N, K) and category (N,) are the objects'. A keypoint is right when its error is
+    strictly below alpha; every visible keypoint of a class counts the same, whatever the object.
+    Errors that are not finite are wrong.
     """
     alphas = ALPHAS.to(errors.device)
     curves = []
     for number in range(classes):
-        of_class = objects.category == number
-        own = errors[of_class][objects.visible[of_class]].double()
+        own = errors[visible & (category == number).to(errors.device)[:, None]].double()
         ordered = own.nan_to_num(torch.inf).sort().values
         curves.append(torch.searchsorted(ordered, alphas) / max(1, len(ordered)))
     return torch.stack(curves)
@@ -168,12 +291,12 @@ def at_alpha(curve: Tensor, alpha: float) -> Tensor:
     return 100 * curve[..., round(alpha * (len(ALPHAS) - 1))]
 
 
-def result_of(records: Sequence[Record], material: Material) -> dict[str, Any]:
+def result_of(records: Sequence[Record], data: FewShotData) -> dict[str, Any]:
     """All metrics of a row's rounds."""
-    classes = material.channels.classes
+    classes = data.classes
     result: dict[str, Any] = {
-        "benchmark": "pascal3d", "split": material.split, "rule": "bbox", "metrics": {},
-        "counts": _counts(material), "by_class": {}, "pck_curves": {"alpha": ALPHAS.tolist()},
+        "benchmark": "pascal3d", "split": data.split, "rule": "bbox", "metrics": {},
+        "counts": _counts(data), "by_class": {}, "pck_curves": {"alpha": ALPHAS.tolist()},
         "rounds": [],
     }  # fmt: skip
     for size in dict.fromkeys(record["round"] for record in records):
@@ -198,11 +321,11 @@ def _add(
         f"{prefix}pck@0.05 bbox, {size} per class": at_alpha(curves, 0.05),
         f"{prefix}pck area bbox, {size} per class": area(curves),
     }
-    for name, each in values.items():
-        by_seed = each.mean(1)
+    for name, shares in values.items():
+        by_seed = shares.mean(1)
         result["metrics"][name] = float(by_seed.mean())
         result["metrics"][f"{name}, sd over seeds"] = _spread(by_seed)
-        result["by_class"][name] = dict(zip(classes, each.mean(0).tolist(), strict=True))
+        result["by_class"][name] = dict(zip(classes, shares.mean(0).tolist(), strict=True))
     result["pck_curves"][f"{prefix}{size} per class"] = curves.mean((0, 1)).tolist()
 
 
@@ -221,13 +344,13 @@ def _in_short(record: Record) -> dict[str, Any]:
     return short
 
 
-def _counts(material: Material) -> dict[str, Any]:
-    found: dict[str, Any] = {"classes": len(material.channels.classes)}
-    for name, part in (("train", material.train), ("test", material.test)):
-        found[f"{name} images"] = len(torch.unique(part.photo))
-        found[f"{name} objects"] = len(part)
-        found[f"{name} keypoints"] = int(part.visible.sum())
-    return found
+def _counts(data: FewShotData) -> dict[str, Any]:
+    counts: dict[str, Any] = {"classes": len(data.classes)}
+    for name, part in (("train", data.train), ("test", data.test)):
+        counts[f"{name} images"] = len(torch.unique(part.photo))
+        counts[f"{name} objects"] = len(part.objects)
+        counts[f"{name} keypoints"] = int(part.objects.visible.sum())
+    return counts
 
 
 @dataclass(frozen=True)
@@ -248,24 +371,22 @@ class Cache:
         """Finished rounds, oldest first; a line that a crash cut off is removed from the file."""
         if not self.file.exists():
             return []
-        lines, found = self.file.read_text().splitlines(), []
+        lines, records = self.file.read_text().splitlines(), list[Record]()
         for line in lines:
             try:
-                found.append(json.loads(line))
+                records.append(json.loads(line))
             except json.JSONDecodeError:
                 break
-        if len(found) < len(lines):
-            self._write(found)
-        return found
+        if len(records) < len(lines):
+            self._write(records)
+        return records
 
-    def start_over(self, seed: int) -> list[Record]:
-        """The records of the other seeds: this one's can not be continued."""
-        kept = [record for record in self.records() if record["seed"] != seed]
-        self._write(kept)
-        return kept
+    def start_over(self, seed: int) -> None:
+        """Leave the records of the other seeds: this one's can not be continued."""
+        self._write([record for record in self.records() if record["seed"] != seed])
 
     def _write(self, records: Sequence[Record]) -> None:
-        write_text(self.file, "".join(json.dumps(each) + "\n" for each in records))
+        write_text(self.file, "".join(json.dumps(record) + "\n" for record in records))
 
     def add(self, record: Record, head: KeypointHead | None) -> None:
         """A finished round, and the head that the seed's next one starts from; None: it was last.
@@ -273,18 +394,14 @@ class Cache:
         The head's file says which round it is of: after a crash between the two writes they do not
         fit, `load_head` refuses, and the seed starts over.
         """
-        from safetensors.torch import save
-
-        seed, path = record["seed"], self._head_file(record["seed"])
+        path = self._head_file(record["seed"])
         if head is not None:
-            state = {key: value.detach().cpu().contiguous() for key, value in
-                     head.state_dict().items()}  # fmt: skip
-            write_bytes(path, save(state, {"round": str(record["round"])}))
+            write_tensors(path, head.state_dict(), {"round": str(record["round"])})
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a") as file:
             file.write(json.dumps(record) + "\n")
         if head is None:
-            self._head_file(seed).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
     def load_head(self, head: KeypointHead, record: Record) -> bool:
         """Fill the head as it was after the record's round; False where that is not known."""
@@ -299,147 +416,3 @@ class Cache:
             return False
         head.load_state_dict(state)
         return True
-
-
-VERSION = 1
-"""Part of every cache key: raised when the same settings begin to give other records."""
-
-
-def evaluate_fewshot(
-    data: str | Path,
-    *,
-    images: str | Path | None = None,
-    rows: Sequence[str] = ("ours",),
-    model: str | Path | None = None,
-    init: Sequence[str | Path] = ("imagenet",),
-    raw: bool = False,
-    weights: tuple[float, float] = (1.0, 1.0),
-    out: str | Path = "results/pascal3d",
-    split: Split = "val",
-    classes: Sequence[str] | None = None,
-    objects: int | None = None,
-    settings: FewShot | None = None,
-    device: str | torch.device | None = None,
-    workers: int = 16,
-    quiet: bool = False,
-) -> list[Path]:
-    """Measure rows (see measure.rows) on few-shot keypoints; their result files.
-
-    data: a folder in one of the layouts of data.pascal3d, its photos under `images`. `classes` and
-    `objects` (per class) make a trial smaller; the split's name says so. Photos are decoded once
-    for all rows. Interrupted, it continues when called again with the same settings.
-    """
-    settings = settings or FewShot()
-    where = choose_device(device)
-    # Built first: a name or file that is wrong shows before the long preparation.
-    built = [
-        build_row(name, device=where, model=model, init=init, raw=raw, layer_weights=weights)
-        for name in rows
-    ]
-    sets = load_sets(data, images=images, split=split)
-    train, test = (some_objects(each, classes=classes, most=objects) for each in sets)
-    smaller = [*(classes or ()), *([f"{objects}-objects"] if objects else ())]
-    material = prepare_material(
-        train, test, split="-".join([split, *smaller]), device=where, workers=workers, quiet=quiet
-    )
-    return [measure_row(row, material, settings, out=Path(out), quiet=quiet) for row in built]
-
-
-def measure_row(
-    row: Row, material: Material, settings: FewShot, *, out: Path, quiet: bool = True
-) -> Path:
-    """All rounds of all seeds of a row; writes OUT/pascal3d-<split>-<row>.json, returns its path.
-
-    Rounds are appended to OUT/cache as they are finished and read back from there.
-    """
-    stem, device = f"pascal3d-{material.split}-{row.name}", material.train.boxes.device
-    config = {"row": {**row.settings, "weights": row.layer_weights}, "protocol": asdict(settings)}
-    parts = [VERSION, row.name, row.weights_sha256, config, device.type, material.fingerprint]
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    cache, views = Cache(out / "cache" / f"{stem}-{key}"), RowViews(row, material, settings)
-    start, before = time.perf_counter(), len(cache.records())
-    with tqdm(total=settings.seeds * len(settings.rounds), desc=row.name, disable=quiet) as bar:
-        for seed in range(settings.seeds):
-            _run_seed(seed, views, cache, bar)
-    wall = time.perf_counter() - start
-    order = {str(size): number for number, size in enumerate(settings.rounds)}
-    records = sorted(cache.records(), key=lambda r: (r["seed"], order[str(r["round"])]))
-    result = result_of(records, material) | {
-        "row": row.name,
-        "config": config,
-        "weights_sha256": row.weights_sha256,
-        "seconds": round(_seconds(records, views) if before else wall, 1),
-        "seconds_of_photos": round(material.seconds, 1),
-        "seconds_of_features": round(views.seconds, 1),
-        "features_on": sorted(views.places),
-        **environment(device),
-        "device": device.type,
-    }
-    return write_result(out / f"{stem}.json", result)
-
-
-def _seconds(records: Sequence[Record], views: RowViews) -> float:
-    """What an evaluation that was continued has taken: all its rounds, the features anew."""
-    rounds = (float(each["seconds"] + each["seconds_of_test"]) for each in records)
-    return views.seconds + sum(rounds)
-
-
-def _run_seed(seed: int, views: RowViews, cache: Cache, bar: Any) -> None:
-    """The rounds of one seed that are not in the cache yet, from the head of the one before."""
-    material, settings = views.material, views.settings
-    done = [record for record in cache.records() if record["seed"] == seed]
-    if len(done) == len(settings.rounds):
-        bar.update(len(done))
-        return
-    category, photo = material.train.category.cpu(), material.train.photo.cpu()
-    ranks = image_ranks(category, photo, generator=torch.Generator().manual_seed(seed))
-    views.prepare(round_objects(ranks, settings.rounds[-1]))
-    channels = views.test.features.shape[-1]
-    head = KeypointHead(
-        channels, len(material.channels.flip), hidden=settings.hidden,
-        generator=torch.Generator().manual_seed(seed),
-    )  # fmt: skip
-    if done and not cache.load_head(head, done[-1]):
-        cache.start_over(seed)
-        done = []
-    head = head.to(views.test.points.device)
-    bar.update(len(done))
-    for number, size in enumerate(settings.rounds[len(done) :], start=len(done)):
-        chosen = round_objects(ranks, size)
-        # Each round has its own stream, so that a continued seed draws what it would have drawn.
-        record = _round(head, chosen, views, seed=1000 * (seed + 1) + number)
-        last = number + 1 == len(settings.rounds)
-        cache.add({"seed": seed, "round": size} | record, None if last else head)
-        bar.update()
-
-
-def _round(head: KeypointHead, chosen: Tensor, views: RowViews, *, seed: int) -> dict[str, Any]:
-    """Train on the chosen objects (N,), measure on all test objects."""
-    material, start = views.material, time.perf_counter()
-    train, test = material.train.take(chosen.to(material.train.boxes.device)), material.test
-    seen, rows = views.of(chosen, seed=seed)
-    loss = train_round(head, seen, rows, objects=len(chosen), seed=seed, settings=views.settings)
-    trained = time.perf_counter()
-    found = predict(head, views.test, test.boxes)
-    guessed = out_of_box(mean_positions(train), test.boxes, size=UNIT)
-    classes = len(material.channels.classes)
-    curves, control = (
-        class_curves(relative_errors(each, test), test, classes=classes).cpu()
-        for each in (found, guessed)
-    )
-    images = set(zip(train.category.tolist(), train.photo.tolist(), strict=True))
-    return {
-        "images": len(images),
-        "objects": len(train),
-        "keypoints": int(train.visible.sum()),
-        "steps": views.settings.steps(len(train)),
-        "loss": loss,
-        "seconds": round(trained - start, 2),
-        "seconds_of_test": round(time.perf_counter() - trained, 2),
-        "curves": _rounded(curves),
-        "control": _rounded(control),
-    }
-
-
-def _rounded(curves: Tensor) -> list[list[float]]:
-    return [[round(value, 6) for value in curve] for curve in curves.tolist()]
