@@ -205,7 +205,7 @@ class Views:
         count = steps * config.batch
         passes = -(-count // len(rows))
         order = torch.cat([torch.randperm(len(rows), generator=generator) for _ in range(passes)])
-        for batch in rows[order[:count].to(rows.device)].split(config.batch):
+        for batch in rows[order[:count].to(rows.device)].reshape(steps, config.batch):
             targets = heatmaps(
                 self.points[batch], self.visible[batch], size=self.size, spread=config.spread,
                 floor=config.floor,

@@ -85,7 +85,8 @@ class Part:
     def images_per_class(self, chosen: Tensor) -> int:
         """Of objects (M,): a photo with two classes counts in both."""
         both = torch.stack([self.category[chosen], self.photo[chosen]])
-        return torch.unique(both, dim=1).shape[1]
+        distinct: Tensor = torch.unique(both, dim=1)
+        return distinct.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,13 +118,13 @@ def cut_sets(
     if train.categories != test.categories:
         raise ValueError("objects to train and to test on have other classes or keypoints")
     start = time.perf_counter()
-    parts = [
+    learned, asked = (
         _cut(part, size=size, jitter=room, device=device, workers=workers, quiet=quiet)
         for part, room in ((train, jitter), (test, 0.0))
-    ]
+    )
     names = tuple(category.name for category in train.categories)
     seconds = time.perf_counter() - start
-    return FewShotData(split, names, *parts, _fingerprint(train, test), seconds)
+    return FewShotData(split, names, learned, asked, _fingerprint(train, test), seconds)
 
 
 def _cut(
