@@ -13,9 +13,8 @@ from torch import Tensor
 
 import surefeat
 from surefeat.core.geometry import into_box, out_of_box
-from surefeat.data.decode import Skipped
+from surefeat.data.decode import Place, Skipped
 from surefeat.data.drawn import write_folder
-from surefeat.data.decode import Place
 from surefeat.data.keypoints import KeypointSet, read_coco
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector

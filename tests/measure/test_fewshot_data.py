@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from surefeat.model.config import ModelConfig
 
 from surefeat.data.keypoints import KeypointSet
 from surefeat.measure.fewshot_data import cut_sets, held_out, load_sets, some_objects
 from surefeat.measure.rows import at_size, build_row
+from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 from tiny import CPU, KINDS, write_benchmark, write_photos
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from surefeat.model.config import ModelConfig
 from torch import Tensor
 
 from surefeat.cli.main import main
@@ -24,6 +23,7 @@ from surefeat.measure.fewshot_data import FewShotData, cut_sets
 from surefeat.measure.results import Score, read_result
 from surefeat.measure.rows import Row, build_row, untrained_row
 from surefeat.measure.tables import class_table, read_fewshot, round_table
+from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 from tiny import CPU, HEAD, ROUNDS, SIDE, colours, oracle, write_benchmark, write_photos
 
