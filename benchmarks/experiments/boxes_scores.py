@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from detection import Found, average_precision, controls, corloc, suppress
 
 from surefeat.boxes.photos import Photo
 from surefeat.boxes.select import Candidate, Scored, agreed, best_boxes
-from surefeat.measure.detection import Found, average_precision, controls, corloc, suppress
 
 
 def detectors(agreement: float) -> dict[str, float]:

@@ -12,27 +12,106 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.core.files import choose_device, environment, file_hash, write_json
-from surefeat.core.ranking import auroc, calibration, risk_coverage
+from surefeat.core.ranking import auroc, risk_coverage
 from surefeat.data.benchmarks import development_pairs
 from surefeat.data.pairs import Pair
 from surefeat.match.points import Matches, match_points
 from surefeat.measure.metrics import pck_over_pairs
-from surefeat.measure.reliability import fit_reliability, match_signs
 from surefeat.model.config import WEIGHTS, model_folder
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
-from surefeat.model.probability import SIGNS
+from surefeat.model.probability import SIGNS, Reliability, signs
 
 RIGHT_WITHIN = 0.1
+
+Floats = npt.NDArray[np.float64]
+
+
+def fit_reliability(
+    matches: Sequence[Matches],
+    correct: Sequence[Tensor],
+    *,
+    voting: bool,
+    right_within: float,
+    fitted_on: str,
+    weights_sha256: str = "",
+    sides: Sequence[int] = (),
+) -> Reliability:
+    """Fit on the matches of many pairs; correct: per pair (N,) bool.
+
+    The other arguments are recorded as provenance (see Reliability).
+    """
+    table = torch.cat([match_signs(found).double().cpu() for found in matches])
+    right = torch.cat([each.cpu() for each in correct])
+    mean, scale = table.mean(0), table.std(0, correction=0)
+    # A sign that never varies (confidence, from a model without it) differs by rounding alone,
+    # which standardising would blow up.
+    varies = scale > 1e-5 * (1 + mean.abs())
+    scale = torch.where(varies, scale, 1.0)
+    standard = torch.where(varies, (table - mean) / scale, 0.0)
+    *weights, bias = fit_logistic(standard.numpy(), right.numpy()).tolist()
+    return Reliability(
+        weights=tuple(weights), bias=bias, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()),
+        voting=voting, right_within=right_within, fitted_on=fitted_on, matches=len(table),
+        weights_sha256=weights_sha256, sides=tuple(sides),
+    )  # fmt: skip
+
+
+def match_signs(matches: Matches) -> Tensor:
+    """The signs (N, 4) of a pair's matches that `Reliability` reads."""
+    relative = matches.round_trip / max(matches.size0)
+    return signs(matches.score, matches.margin, relative, matches.confidence)
+
+
+def fit_logistic(table: Floats, right: npt.NDArray[np.bool_], *, ridge: float = 1e-4) -> Floats:
+    """Weights of (N, F) standardised features and the bias: (F + 1,).
+
+    Minimises the mean log loss + ridge/2 |weights|^2; the ridge keeps the weights finite where the
+    features separate right from wrong. The bias is free, so the mean probability is the share of
+    right answers.
+    """
+    if len(table) != len(right) or right.all() or not right.any():
+        raise ValueError("a probability needs one answer per match, right ones and wrong ones")
+    design = np.concatenate([table, np.ones((len(table), 1))], axis=1)
+    penalty = np.append(np.full(table.shape[1], ridge), 0.0)
+
+    def cost(weights: Floats) -> tuple[float, Floats]:
+        logits = design @ weights
+        loss = (np.logaddexp(0, logits) - right * logits).mean()
+        slope = design.T @ (1 / (1 + np.exp(-logits)) - right) / len(right)
+        return loss + (penalty * weights**2).sum() / 2, slope + penalty * weights
+
+    start = np.zeros(design.shape[1])
+    found: Floats = minimize(cost, start, jac=True, method="BFGS", options={"gtol": 1e-9}).x
+    return found
+
+
+def calibration(chance: Tensor, right: Tensor, *, bins: int = 10) -> dict[str, Any]:
+    """Of probabilities (N,) in bins of equal width: mean, share of right ones, count, and gap."""
+    index = (chance.double() * bins).long().clamp_max(bins - 1)
+    count = torch.bincount(index, minlength=bins)
+    predicted = torch.bincount(index, weights=chance.double(), minlength=bins) / count
+    actual = torch.bincount(index, weights=right.double(), minlength=bins) / count
+    gap = ((predicted - actual).abs() * count).nansum() / len(chance)
+    return {
+        "expected calibration error": round(float(gap), 4),
+        "predicted": [None if v != v else round(v, 3) for v in predicted.tolist()],
+        "actual": [None if v != v else round(v, 3) for v in actual.tolist()],
+        "count": count.tolist(),
+    }
 
 
 def match_all(
@@ -107,13 +186,7 @@ def main() -> None:
     metrics["aurc on val"] = {
         name: round(risk_coverage(v, right).area, 4) for name, v in signed.items()
     }
-    curve = calibration(chance, right, bins=10)
-    metrics["calibration on val"] = {
-        "expected calibration error": round(curve.error, 4),
-        "predicted": [None if v != v else round(v, 3) for v in curve.predicted.tolist()],
-        "actual": [None if v != v else round(v, 3) for v in curve.actual.tolist()],
-        "count": curve.count.tolist(),
-    }
+    metrics["calibration on val"] = calibration(chance, right)
     if args.store:
         fitted.save(model_folder(args.model))
     write_json(args.out, {

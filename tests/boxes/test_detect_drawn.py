@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from detection import centre_box
 from torch import Tensor
 
 from surefeat.boxes.config import DetectorConfig, LearnConfig
@@ -22,7 +23,6 @@ from surefeat.data.labels import PhotoLabels
 from surefeat.learn.runs import Run
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import propose
-from surefeat.measure.detection import centre_box
 from surefeat.model.network import DenseFeatures
 
 SIDE, OBJECT = 128, 72

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from detection import centre_box, corloc
 
 from surefeat.boxes import photos as detect_maps
 from surefeat.boxes.network import Detector
@@ -17,7 +18,6 @@ from surefeat.boxes.select import Candidate, Selection, score_photos
 from surefeat.data.labels import find_labels
 from surefeat.data.sources import find_images
 from surefeat.match.proposals import read_proposals
-from surefeat.measure.detection import centre_box, corloc
 from surefeat.show.objects import chosen, contact_sheet
 from tiny import SIZE, fit, make, settings
 

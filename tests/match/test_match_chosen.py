@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from reliability import fit_reliability
 
 from surefeat.match.dense import match_dense
 from surefeat.match.points import Matches, match_points, quality, spread
 from surefeat.match.search import Voting, prepare
-from surefeat.measure.reliability import fit_reliability
 from surefeat.model.probability import Reliability
 from tiny import analytic, photo, warped_pair, warps
 

@@ -6,15 +6,7 @@ import math
 
 import pytest
 import torch
-from torchvision.ops import nms
-
-from surefeat.boxes.config import SelectConfig
-from surefeat.boxes.select import Candidate, Selection, select, to_coco
-from surefeat.core.geometry import box_iou
-from surefeat.data.coco import coco_record
-from surefeat.data.decode import Item, Place
-from surefeat.data.labels import Object, PhotoLabels
-from surefeat.measure.detection import (
+from detection import (
     Found,
     average_precision,
     centre_box,
@@ -23,6 +15,14 @@ from surefeat.measure.detection import (
     precision_recall,
     suppress,
 )
+from torchvision.ops import nms
+
+from surefeat.boxes.config import SelectConfig
+from surefeat.boxes.select import Candidate, Selection, select, to_coco
+from surefeat.core.geometry import box_iou
+from surefeat.data.coco import coco_record
+from surefeat.data.decode import Item, Place
+from surefeat.data.labels import Object, PhotoLabels
 
 Box = tuple[float, float, float, float]
 HERE: Box = (0, 0, 9, 9)

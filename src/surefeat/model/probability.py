@@ -1,7 +1,7 @@
 """Probabilities: the paper's density of the matching loss, and how probably a match is right.
 
 The second is a logistic model of four signs: similarity, peak margin, round trip and the confidence
-of the two places. Fitting it needs pairs with known answers: `measure.reliability`.
+of the two places. It is fitted on pairs with known answers: benchmarks/experiments/reliability.py.
 """
 
 from __future__ import annotations
