@@ -36,8 +36,8 @@ from surefeat.data.labels import find_labels
 from surefeat.data.pairs import load_pairs
 from surefeat.keypoints.config import FewShot, KeypointConfig
 from surefeat.learn.config import Config, preset
-from surefeat.learn.loop import Progress, train
-from surefeat.learn.pretrain import Pretrained, pretrain
+from surefeat.learn.loop import Progress
+from surefeat.learn.pretrain import Pretrained, pretrain, train
 from surefeat.learn.runs import Run
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import key_of, proposals_of

@@ -22,8 +22,7 @@ from recipe import changed, measure_way, without
 from surefeat.core.files import choose_device, environment, file_hash, to_dict, write_json
 from surefeat.data.sources import find_images
 from surefeat.learn.config import Config, preset
-from surefeat.learn.loop import train
-from surefeat.learn.pretrain import load_pictures
+from surefeat.learn.pretrain import load_pictures, train
 from surefeat.learn.runs import Run
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.rows import model_row

@@ -22,15 +22,8 @@ from surefeat.core.files import choose_device, environment, file_hash, write_jso
 from surefeat.data.decode import Batches, Part, decode_all
 from surefeat.data.sources import find_images
 from surefeat.learn.config import Config, preset
-from surefeat.learn.loop import (
-    compiles,
-    fast_arithmetic,
-    make_optimiser,
-    make_step,
-    step_draws,
-    update,
-)
-from surefeat.learn.loss import PairLoss, pair_loss
+from surefeat.learn.loop import descend, fast_arithmetic, make_optimiser
+from surefeat.learn.loss import PairLoss, compiles, make_step, pair_loss, step_draws
 from surefeat.learn.pretrain import pretrain
 from surefeat.learn.warp import Views, corresponding_points, two_views
 from surefeat.model.network import DenseFeatures
@@ -86,10 +79,11 @@ def stages(images: Path, init: str, config: Config, *, repeats: int) -> dict[str
         model = model.to(memory_format=torch.channels_last)
     canvas = decode_all(find_images(images), side=config.data.side, workers=8)
     batches = Batches(canvas, device=device, memory="device")
-    optimiser = make_optimiser(model, config.train)
+    rates = [(model.head.parameters(), 1e-3), (model.trunk.parameters(), 1e-4)]
+    optimiser = make_optimiser(config.train.optimiser, rates, weight_decay=5e-4)
     hold = torch.zeros((), dtype=torch.bool, device=device)
     feed = batches.iterate(range(10**6), batch=config.train.batch, seed=0, part=Part())
-    step, fixed_step = make_step(model, config), make_fixed_step(model, config)
+    step, fixed_step = make_step(model, config, device), make_fixed_step(model, config)
     pixels, sizes = next(feed)
     draws = step_draws(1, config, device)
     views = two_views(pixels, sizes, draws, config.warp, config.colour)
@@ -97,10 +91,11 @@ def stages(images: Path, init: str, config: Config, *, repeats: int) -> dict[str
 
     def whole() -> None:
         loss, _ = step(*next(feed), step_draws(1, config, device), hold)
-        update(model, optimiser, loss.total, 1, config.train)
+        descend(optimiser, loss.total, factor=1.0, clip=config.train.clip)
 
     def fixed() -> None:
-        update(model, optimiser, fixed_step(views, points, hold).total, 1, config.train)
+        loss = fixed_step(views, points, hold).total
+        descend(optimiser, loss, factor=1.0, clip=config.train.clip)
 
     with fast_arithmetic(enabled=True):
         found: dict[str, Any] = {"whole_step_ms": timed(whole, repeats)}
@@ -127,8 +122,9 @@ def make_fixed_step(model: DenseFeatures, config: Config) -> Any:
             first, second, sigma0, sigma1, points1, config.loss, hold_sigma=hold, valid=valid
         )
 
-    mode = "reduce-overhead"
-    return torch.compile(step, dynamic=False, mode=mode) if compiles(config.train) else step
+    if not compiles(config.train, model.head.weight.device):
+        return step
+    return torch.compile(step, dynamic=False, mode="reduce-overhead")
 
 
 def timed(work: Any, repeats: int) -> float:

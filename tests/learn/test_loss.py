@@ -13,7 +13,7 @@ from scipy import integrate, optimize
 from torch import Tensor
 
 from surefeat.learn.config import LossConfig
-from surefeat.learn.loss import labels, pair_loss
+from surefeat.learn.loss import labels, mine, pair_cost, pair_loss
 from surefeat.model.probability import log_normaliser, mean_predicted_loss, negative_log_density
 
 # Optimal sigma and its cost for a constant matching loss l: solved by hand from d/db = l - m(b).
@@ -112,6 +112,13 @@ def test_labels_follow_the_two_radii() -> None:
     match, non_match = labels(moved, others, LossConfig(match_radius=1, ignore_radius=30))
     assert match.tolist() == [[[True, False, False, False]]]
     assert non_match.tolist() == [[[False, False, False, True]]]
+
+
+def test_radii_are_distances_not_their_squares() -> None:
+    moved, others = torch.zeros(1, 1, 2), torch.tensor([[[1.9, 0.0], [2.1, 0.0], [4.1, 0.0]]])
+    match, non_match = labels(moved, others, LossConfig(match_radius=2, ignore_radius=4))
+    assert match.tolist() == [[[True, False, False]]]
+    assert non_match.tolist() == [[[False, False, True]]]
 
 
 def _random_batch(seed: int, *, batch: int = 2, count: int = 12, channels: int = 5) -> list[Tensor]:
@@ -221,6 +228,38 @@ def test_an_image_without_overlap_takes_no_slots_from_those_after_it() -> None:
     both = pair_loss(*batch, config, valid=torch.tensor([False, True]))
     assert both.total.item() == pytest.approx(only.total.item() / 2, rel=1e-6)
     assert both.positive_score.item() == pytest.approx(only.positive_score.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["probabilistic", "plain", "contrastive"])
+@pytest.mark.parametrize("spoilt", [0, 1, 3])
+def test_an_image_whose_points_coincide_takes_nothing_from_the_others(
+    kind: str, spoilt: int
+) -> None:
+    """It counts, and its 144 matches are as many as all slots of the batch."""
+    config = LossConfig(kind=kind, negatives=3, ignore_radius=20.0)  # type: ignore[arg-type]
+    batch = _random_batch(2, batch=4)
+    batch[4][spoilt] = batch[4][spoilt, :1]
+    alone = [pair_loss(*[t[i : i + 1] for t in batch], config) for i in range(4)]
+    together = pair_loss(*batch, config)
+    mean = sum(loss.total.item() for loss in alone) / 4
+    assert together.total.item() == pytest.approx(mean, rel=1e-6)
+    score = sum(loss.positive_score.item() for loss in alone) / 4
+    assert together.positive_score.item() == pytest.approx(score, rel=1e-6)
+    # Of its matches 36 are learned from, of all anchors alike.
+    inner = torch.bmm(batch[0], batch[1].transpose(1, 2))
+    mined = mine(inner, batch[2], batch[3], batch[4], torch.ones(4, dtype=torch.bool), config)
+    own = mined.near[(mined.near_share > 0) & (mined.near // 144 == spoilt)] % 144
+    assert torch.bincount(own // 12, minlength=12).tolist() == [3] * 12
+
+
+@pytest.mark.parametrize("match", [True, False])
+def test_equal_descriptors_have_a_finite_gradient_under_the_contrastive_loss(match: bool) -> None:
+    """Their distance is 0, where a root's slope is infinite."""
+    inner = torch.tensor([1.0, 1.0 + 1e-6, 0.5], requires_grad=True)
+    cost = pair_cost(inner, torch.ones(3), match=match, config=LossConfig(kind="contrastive"))
+    cost.sum().backward()
+    assert inner.grad is not None
+    assert bool(inner.grad.isfinite().all())
 
 
 def test_balance_gives_both_sets_the_same_weight() -> None:

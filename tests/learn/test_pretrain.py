@@ -16,7 +16,8 @@ from PIL import Image
 
 from hostile import make
 from surefeat.data.decode import Item, Part, SourceError, decode_all
-from surefeat.learn.pretrain import join_processes
+from surefeat.learn.config import Config
+from surefeat.learn.loop import join_processes
 from surefeat.learn.runs import Run
 from surefeat.learn.selfcheck import check_folder
 from surefeat.model.config import ModelConfig
@@ -127,25 +128,57 @@ def test_the_check_is_on_images_that_were_not_learned_from(
     assert not seen["learned"] & seen["checked"]
 
 
-def test_a_later_check_is_on_the_images_that_the_run_held_out(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = learn(source, tmp_path / "run", tiny(), steps=1)
+def boxes_of(source: Path, file: Path) -> Path:
+    """Two boxes in every image of a folder, as COCO."""
+    names = sorted(path.name for path in source.glob("*.png"))
+    images = [{"id": n, "file_name": name} for n, name in enumerate(names)]
+    boxes = [
+        {"id": 2 * n + k, "image_id": n, "category_id": 1, "bbox": [5 * k, 4, 34, 33]}
+        for n in range(len(names))
+        for k in (0, 1)
+    ]
+    categories = [{"id": 1, "name": "thing"}]
+    content = {"images": images, "annotations": boxes, "categories": categories}
+    file.write_text(json.dumps(content))
+    return file
+
+
+@pytest.mark.parametrize("cropped", [False, True])
+def test_a_later_check_leaves_out_what_the_run_learned_from(
+    cropped: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    crop = boxes_of(source, tmp_path / "boxes.json") if cropped else None
+    done = learn(source, tmp_path / "run", tiny(), steps=1, crop=crop)
     about = json.loads((done.folder / "images.json").read_text())
+    held_out = sorted({name.split("#")[0] for name in about["held_out_names"]})
     seen: list[str] = []
 
     def watched(items: list[Item], **options: Any) -> Any:
         seen.extend(item.name for item in items)
         return decode_all(items, **options)
 
+    def checked(folder: Path, model: Path) -> list[str]:
+        seen.clear()
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            check_folder(folder, model=model, device="cpu")
+        return sorted(seen)
+
     monkeypatch.setattr("surefeat.learn.selfcheck.decode_all", watched)
-    check_folder(source, model=done.folder, device="cpu")
-    assert sorted(seen) == sorted(about["held_out_names"])
-    assert len(seen) == about["held_out"] == 2
-    seen.clear()
+    assert len(held_out) == (1 if cropped else 2)
+    for model in (done.folder, done.folder / "model"):
+        assert checked(source, model) == held_out
+        assert f"checking on {len(held_out)} of 11 images" in caplog.text
+    seen_before = tmp_path / "seen"
+    shutil.copytree(source, seen_before)
+    for name in held_out:
+        (seen_before / name).unlink()
+    assert len(checked(seen_before, done.folder)) == 11 - len(held_out)
+    assert "learned from all of these" in caplog.text
     images(tmp_path / "more" / "new", count=3)
-    check_folder(tmp_path / "more", model=done.folder, device="cpu")
-    assert len(seen) == 3
+    assert len(checked(tmp_path / "more", done.folder)) == 3
+    assert not caplog.text
 
 
 def test_the_callers_random_numbers_are_left_alone(source: Path, tmp_path: Path) -> None:
@@ -190,7 +223,7 @@ def test_the_run_remembers_the_variant_that_the_weights_are_for(
 
     monkeypatch.setattr(DenseFeatures, "create", variant)
     learn(source, tmp_path / "run", tiny(), steps=1, init="v1.safetensors")
-    assert Run.open(tmp_path / "run").config().model.stride_in_1x1
+    assert Run.open(tmp_path / "run").settings(Config).model.stride_in_1x1
     resumed = learn(source, tmp_path / "run", steps=2, resume=True, init="imagenet")
     assert resumed.model.config.stride_in_1x1
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from surefeat.learn.config import Config
 from surefeat.learn.runs import Run
 from tiny import images, learn, same_bits, tiny, weights
 
@@ -29,22 +30,24 @@ DISTURBED = """
 import os, sys, traceback
 import torch
 import torch._dynamo
-import surefeat.learn.runs, surefeat.learn.loop
+import surefeat.learn.runs, surefeat.learn.pretrain
 from pathlib import Path
 from tiny import learn, tiny
 torch.set_num_threads(1)
-update, write = surefeat.learn.loop.update, surefeat.learn.runs.write_bytes
+steps, write = surefeat.learn.pretrain.pair_steps, surefeat.learn.runs.write_bytes
 def run(source, out, number, when):
-    def disturbed_update(model, optimiser, loss, step, config):
-        update(model, optimiser, loss, step, config)
-        if when == str(step):
-            os.kill(os.getpid(), number)
+    def disturbed_steps(*args):
+        for step, taken in enumerate(steps(*args)):
+            if when == str(step):
+                os.kill(os.getpid(), number)
+            yield taken
     def disturbed_write(path, data):
         if path.name == when:
             (path.parent / f".{path.name}.1.part").write_bytes(data[: len(data) // 2])
             os.kill(os.getpid(), number)
         write(path, data)
-    surefeat.learn.loop.update, surefeat.learn.runs.write_bytes = disturbed_update, disturbed_write
+    surefeat.learn.pretrain.pair_steps = disturbed_steps
+    surefeat.learn.runs.write_bytes = disturbed_write
     learn(source, out, tiny())
 source, root, *wanted = sys.argv[1:]
 for name in wanted:
@@ -67,7 +70,7 @@ STOPPED = [f"{signal.SIGINT:d}@6", f"{signal.SIGTERM:d}@6"]
 SHARED = """
 import os, signal, sys
 import torch
-import surefeat.learn.loop
+import surefeat.learn.pretrain
 from pathlib import Path
 from tiny import learn, tiny
 torch.set_num_threads(1)
@@ -75,12 +78,13 @@ source, root = Path(sys.argv[1]), Path(sys.argv[2])
 learn(source, root / "two", tiny())
 learn(source, root / "two-then-one", tiny(), steps=6)
 learn(source, root / "one-then-two", steps=12, resume=True)
-update = surefeat.learn.loop.update
-def disturbed(model, optimiser, loss, step, config):
-    update(model, optimiser, loss, step, config)
-    if step == 4 and os.environ["RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGTERM)
-surefeat.learn.loop.update = disturbed
+steps = surefeat.learn.pretrain.pair_steps
+def disturbed(*args):
+    for step, taken in enumerate(steps(*args)):
+        if step == 4 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        yield taken
+surefeat.learn.pretrain.pair_steps = disturbed
 try:
     learn(source, root / "stopped", tiny(log_every=100, checkpoint_every=100))
 except KeyboardInterrupt as error:
@@ -184,7 +188,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
     shutil.copytree(shared / "two-then-one", moved)
     learn(source, moved, steps=12, resume=True)
     assert_close(moved, undisturbed)
-    assert Run.open(moved).config().train.steps == 12
+    assert Run.open(moved).settings(Config).train.steps == 12
 
 
 def test_a_signal_to_one_process_stops_all_at_the_same_step(shared: Path) -> None:
@@ -255,5 +259,7 @@ def test_a_finished_run_can_be_given_more_steps(
     # The run has its own settings; those passed along do not count.
     other = tiny(seed=5)
     assert learn(source, halfway, other, steps=12, resume=True).progress.step == 12
-    assert Run.open(halfway).config() == replace(tiny(), train=replace(tiny().train, steps=12))
+    assert Run.open(halfway).settings(Config) == replace(
+        tiny(), train=replace(tiny().train, steps=12)
+    )
     assert same_bits(weights(halfway), weights(undisturbed))

@@ -14,7 +14,7 @@ from torch import nn
 
 from surefeat.core import files
 from surefeat.core.files import commit, environment, write_bytes, write_json
-from surefeat.learn.config import preset
+from surefeat.learn.config import Config, preset
 from surefeat.learn.runs import Checkpoint, Run, state_tensors
 
 SMALL = preset("small")
@@ -36,7 +36,7 @@ def checkpoint(step: int) -> Checkpoint:
 
 def test_a_run_remembers_its_settings_and_where_it_ran(tmp_path: Path) -> None:
     Run.start(tmp_path / "run", SMALL, device="cpu")
-    assert Run.open(tmp_path / "run").config() == SMALL
+    assert Run.open(tmp_path / "run").settings(Config) == SMALL
     about = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert about["torch"] == torch.__version__
     assert {"surefeat", "commit", "python", "hardware", "date"} < about.keys()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from surefeat.core.files import write_json
 from surefeat.learn.config import ColourConfig, WarpConfig
-from surefeat.learn.selfcheck import SelfCheck, calibration_gap, self_check
+from surefeat.learn.selfcheck import SelfCheck, self_check
 from surefeat.model.network import Maps
 from surefeat.show.curves import selfcheck_figure
 from tiny import SIDE, canvas
@@ -159,32 +159,3 @@ def test_a_real_model_is_checked_on_drawn_images() -> None:
         calibration_error=plain.calibration_error,
     )  # fmt: skip
     assert "gap" not in selfcheck_figure(plain).axes[2].get_title()
-
-
-def slow_gap(predicted: list[float], actual: list[float], bins: int) -> float:
-    pairs = sorted(zip(predicted, actual, strict=True))
-    base, extra = divmod(len(pairs), bins)
-    total, start = 0.0, 0
-    for number in range(bins):
-        members = pairs[start : start + base + (number < extra)]
-        start += len(members)
-        total += abs(sum(p - a for p, a in members))
-    return total / len(pairs)
-
-
-@pytest.mark.parametrize("count", [10, 11, 19, 103])
-def test_the_calibration_gap_is_that_of_a_slow_loop(count: int) -> None:
-    generator = torch.Generator().manual_seed(count)
-    predicted, actual = torch.rand(2, count, generator=generator)
-    expected = slow_gap(predicted.tolist(), actual.tolist(), 10)
-    assert calibration_gap(predicted, actual) == pytest.approx(expected, abs=1e-6)
-
-
-def test_the_calibration_gap_of_a_case_by_hand() -> None:
-    predicted = torch.tensor([0.4, 0.1, 0.3, 0.2])
-    actual = torch.tensor([0.1, 0.2, 0.2, 0.1])
-    # Bins {0.1, 0.2} and {0.3, 0.4}: means 0.15 and 0.35 against 0.15 and 0.15.
-    assert calibration_gap(predicted, actual, bins=2) == pytest.approx(0.1)
-    assert calibration_gap(predicted, actual, bins=4) == pytest.approx((0.1 + 0.1 + 0.1 + 0.3) / 4)
-    # Fewer points than bins: one bin for each.
-    assert calibration_gap(predicted, actual) == pytest.approx((0.1 + 0.1 + 0.1 + 0.3) / 4)

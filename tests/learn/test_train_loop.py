@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from surefeat.learn.config import TrainConfig, preset
-from surefeat.learn.loop import Due, make_optimiser, rate, step_draws
+from surefeat.learn.config import preset
+from surefeat.learn.loop import Schedule, descend, make_optimiser, rate
+from surefeat.learn.loss import compiles, step_draws
 from surefeat.model.network import DenseFeatures
 from tiny import CPU, go, same_bits, small_model, still, tiny
 
@@ -25,14 +26,12 @@ from tiny import CPU, go, same_bits, small_model, still, tiny
 
 
 def test_the_rate_warms_up_and_falls_along_a_cosine() -> None:
-    config = TrainConfig(steps=100, lr_warmup=4, decay="cosine")
-    assert [rate(step, config) for step in (0, 1)] == pytest.approx([0.25, 0.5], rel=1e-3)
-    assert rate(50, config) == pytest.approx(0.5)
-    assert rate(25, config) == pytest.approx((1 + math.sqrt(0.5)) / 2)
-    assert rate(100, config) == pytest.approx(0)
-    constant = replace(config, decay="constant")
-    assert [rate(step, constant) for step in (0, 3, 4, 99)] == [0.25, 1, 1, 1]
-    assert rate(0, replace(constant, lr_warmup=0)) == 1
+    falling = [rate(step, 100, warmup=4, decay="cosine") for step in (0, 1, 25, 50, 100)]
+    expected = [0.25, 0.5, (1 + math.sqrt(0.5)) / 2, 0.5, 0]
+    assert falling == pytest.approx(expected, rel=1e-3, abs=1e-9)
+    constant = [rate(step, 100, warmup=4, decay="constant") for step in (0, 3, 4, 99)]
+    assert constant == [0.25, 1, 1, 1]
+    assert rate(0, 100, warmup=0, decay="constant") == 1
 
 
 def test_a_step_is_taken_at_the_rate_of_its_time(tmp_path: Path) -> None:
@@ -45,16 +44,42 @@ def test_a_step_is_taken_at_the_rate_of_its_time(tmp_path: Path) -> None:
     assert moved == pytest.approx(1e-5, rel=0.05)
 
 
-def test_the_paper_preset_learns_by_adagrad_with_the_printed_rates() -> None:
-    model = small_model(tiny())
-    model.set_trained("all")
-    optimiser = make_optimiser(model, preset("paper").train)
-    assert isinstance(optimiser, torch.optim.Adagrad)
-    groups = optimiser.param_groups
+def test_the_paper_preset_learns_by_adagrad_with_the_printed_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[torch.optim.Optimizer] = []
+
+    def watched(*args: Any, **more: Any) -> torch.optim.Optimizer:
+        made.append(make_optimiser(*args, **more))
+        return made[0]
+
+    monkeypatch.setattr("surefeat.learn.pretrain.make_optimiser", watched)
+    config = replace(tiny(), train=replace(preset("paper").train, steps=1, batch=4))
+    _, model, _ = go(tmp_path / "run", config)
+    assert isinstance(made[0], torch.optim.Adagrad)
+    groups = made[0].param_groups
     assert [group["lr"] for group in groups] == [1e-3, 1e-3]
     assert [group["weight_decay"] for group in groups] == [5e-4, 5e-4]
     learning = [p for group in groups for p in group["params"]]
     assert {id(p) for p in learning} == {id(p) for p in model.parameters()}
+
+
+def test_the_gradient_is_clipped_and_the_rates_are_multiplied() -> None:
+    weights = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))]
+    optimiser = make_optimiser("sgd", [(weights[:1], 1.0), (weights[1:], 0.1)], weight_decay=0.0)
+    slope = torch.tensor([3.0, 4.0])
+    descend(optimiser, sum((w * slope).sum() for w in weights), factor=0.5, clip=1.0)  # type: ignore[arg-type]
+    step = slope / slope.repeat(2).norm() * 0.5
+    torch.testing.assert_close(weights[0].data, -step)
+    torch.testing.assert_close(weights[1].data, -0.1 * step)
+
+
+@pytest.mark.parametrize(("compile_", "on_cuda"), [("auto", True), ("on", True), ("off", False)])
+def test_what_runs_on_the_cpu_is_compiled_only_on_demand(compile_: Any, on_cuda: bool) -> None:
+    """Also on a machine that has a GPU."""
+    config = replace(preset("ours").train, steps=10_000, compile=compile_)
+    assert compiles(config, torch.device("cuda")) == on_cuda
+    assert compiles(config, CPU) == (compile_ == "on")
 
 
 def test_frozen_layers_are_left_alone(tmp_path: Path) -> None:
@@ -64,7 +89,8 @@ def test_frozen_layers_are_left_alone(tmp_path: Path) -> None:
     changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
     assert changed == {k for k in before if k.startswith(("head.", "trunk.layers.5."))}
     model.set_trained("head")
-    assert len(make_optimiser(model, config.train).param_groups) == 1
+    rates = [(model.head.parameters(), 1.0), (model.trunk.parameters(), 1.0)]
+    assert len(make_optimiser("adamw", rates, weight_decay=0.0).param_groups) == 1
 
 
 # The schedule
@@ -76,10 +102,7 @@ def test_frozen_layers_are_left_alone(tmp_path: Path) -> None:
 )
 def test_a_line_precedes_every_check_and_checkpoint(step: int, every: tuple[int, int, int]) -> None:
     lines, checks, checkpoints = every
-    config = TrainConfig(
-        steps=60, log_every=lines, check_every=checks, checkpoint_every=checkpoints
-    )
-    due = Due.after(step, config)
+    due = Schedule(60, lines, checkpoints, check_every=checks).due_after(step)
     assert due.check == (checks > 0 and step % checks == 0)
     assert due.checkpoint == (step == 60 or (checkpoints > 0 and step % checkpoints == 0))
     logged = lines > 0 and step % lines == 0

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import surefeat.learn.loop
+import surefeat.learn.loss
 from surefeat.data.decode import Batches
 from surefeat.learn.config import Config, preset
-from surefeat.learn.loop import Progress, TrainingStoppedError, collapsed, train
-from surefeat.learn.loss import PairLoss
+from surefeat.learn.loop import Progress, TrainingStoppedError
+from surefeat.learn.loss import PairLoss, collapsed
+from surefeat.learn.pretrain import train
 from surefeat.learn.runs import Run
 from surefeat.model.probability import negative_log_density
 from tiny import CPU, canvas, go, same_bits, small_model, still, tiny
@@ -71,13 +72,13 @@ def test_an_absurd_rate_is_said_and_nothing_broken_is_written(tmp_path: Path) ->
 
 def spoil(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, Tensor], Tensor]) -> None:
     """Change the loss of step number n."""
-    true, calls = surefeat.learn.loop.pair_loss, iter(range(1000))
+    true, calls = surefeat.learn.loss.pair_loss, iter(range(1000))
 
     def spoiled(*args: Any, **more: Any) -> PairLoss:
         loss = true(*args, **more)
         return replace(loss, total=change(next(calls), loss.total))
 
-    monkeypatch.setattr(surefeat.learn.loop, "pair_loss", spoiled)
+    monkeypatch.setattr(surefeat.learn.loss, "pair_loss", spoiled)
 
 
 def test_a_loss_of_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
@@ -149,8 +150,7 @@ def test_while_sigma_is_held_nothing_collapses(tmp_path: Path) -> None:
 def test_collapse_is_doubt_without_knowledge(
     sigma_p10: float, positive: float, negative: float, expected: bool
 ) -> None:
-    line = {"sigma_p10": sigma_p10, "positive": positive, "negative": negative}
-    assert collapsed(line) == expected
+    assert collapsed(sigma_p10=sigma_p10, positive=positive, negative=negative) == expected
 
 
 def test_separation_brings_sigma_back() -> None:
@@ -166,6 +166,6 @@ def test_separation_brings_sigma_back() -> None:
 def test_losses_without_sigma_do_not_collapse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("surefeat.learn.loop.COLLAPSED_SIGMA", 0.0)
+    monkeypatch.setattr("surefeat.learn.loss.COLLAPSED_SIGMA", 0.0)
     config = replace(tiny(steps=3), loss=replace(tiny().loss, kind=kind))  # type: ignore[arg-type]
     assert go(tmp_path / "run", config)[2].step == 3

@@ -1,4 +1,4 @@
-"""Labels from the warp, the paper's three pair losses, hard negatives and their balance.
+"""The paper's step: two views and their points, labels, three pair losses, hard negatives.
 
 Shapes: B image pairs, N points in each view, so N x N point pairs; descriptors (B, N, C) are unit
 length, uncertainties sigma (B, N) positive, points (B, N, 2) pixels of view 1.
@@ -6,13 +6,60 @@ length, uncertainties sigma (B, N) positive, points (B, N, 2) pixels of view 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from surefeat.learn.config import LossConfig
+from surefeat.learn.config import Config, LossConfig, TrainConfig
+from surefeat.learn.warp import Draws, corresponding_points, draw, two_views
+from surefeat.model.network import DenseFeatures, Maps
 from surefeat.model.probability import negative_log_density
+
+Step = Callable[[Tensor, Tensor, Draws, Tensor], tuple["PairLoss", Tensor]]
+"""Pixels, sizes, draws and whether sigma is held -> loss, and sigma at the points (B, 2N)."""
+
+
+def make_step(network: Callable[[Tensor], Maps], config: Config, device: torch.device) -> Step:
+    """One batch, as in the paper, as a function; compiled where wanted."""
+
+    def step(pixels: Tensor, sizes: Tensor, draws: Draws, hold: Tensor) -> tuple[PairLoss, Tensor]:
+        views = two_views(pixels, sizes, draws, config.warp, config.colour)
+        points0, points1, valid = corresponding_points(views, draws, count=config.loss.points)
+        both = torch.cat([views.view0, views.view1])
+        if both.device.type == "cuda":
+            both = both.contiguous(memory_format=torch.channels_last)
+        amp = config.train.amp and both.device.type != "cpu"
+        with torch.autocast(both.device.type, torch.bfloat16, enabled=amp):
+            maps = network(both)
+        descriptors, sigma = maps.at(torch.cat([points0, points1]))
+        (first, second), (sigma0, sigma1) = descriptors.chunk(2), sigma.chunk(2)
+        loss = pair_loss(
+            first, second, sigma0, sigma1, points1, config.loss, hold_sigma=hold, valid=valid
+        )
+        return loss, torch.cat([sigma0, sigma1], dim=1)
+
+    if not compiles(config.train, device):
+        return step
+    # CUDA graphs take the host out of the loop, but not across processes' reductions.
+    alone = isinstance(network, DenseFeatures)
+    return torch.compile(step, dynamic=False, mode="reduce-overhead" if alone else "default")
+
+
+def compiles(config: TrainConfig, device: torch.device) -> bool:
+    """Whether compiling is wanted, or will have paid for itself by the last step."""
+    if config.compile == "auto":
+        enough = 1000 if config.trained == "all" else 3000
+        return device.type == "cuda" and config.steps >= enough
+    return config.compile == "on"
+
+
+def step_draws(step: int, config: Config, device: torch.device) -> Draws:
+    """All random numbers of a step, for the global batch."""
+    generator = torch.Generator(device=device)
+    generator.manual_seed((config.train.seed * 1_000_003 + step * 7 + 1) % 2**63)
+    return draw(config.train.batch, points=config.loss.points, generator=generator)
 
 
 def labels(points0_in_1: Tensor, points1: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
@@ -77,6 +124,10 @@ def pair_loss(
     return PairLoss((near_cost.sum() + far_cost.sum()) / (2 * len(inner)), *stats)
 
 
+# Matches per anchor that an image has slots for: two by chance beside its own are ample.
+_SLOTS = 3
+
+
 @dataclass(frozen=True)
 class Mined:
     """The pairs of a batch that are learned from, and how much each of them counts.
@@ -106,8 +157,7 @@ def mine(
 ) -> Mined:
     """All matches, and per anchor the non-matches that cost most; of images (B,) that are valid."""
     positive, negative = labels(points1, points1, config)
-    # In views without overlap all points are one, and their N x N matches would fill every slot.
-    positive = positive & valid[:, None, None]
+    positive = _at_most(positive & valid[:, None, None], _SLOTS * positive.shape[1])
     pair_sigma = (sigma0[:, :, None] + sigma1[:, None]) / 2
     hardness = pair_cost(inner, pair_sigma, match=False, config=config)
     hardness = hardness.masked_fill(~negative, -torch.inf)
@@ -115,9 +165,9 @@ def mine(
     keys = hardness.half() if hardness.is_cuda else hardness
     hardest, far = keys.topk(min(config.negatives, keys.shape[-1]), dim=-1, sorted=False)
     real_far = (hardest > -torch.inf).float()
-    # A fixed size spares the host a wait; two chance matches per anchor are ample. The unused
-    # slots name distinct pairs, so that no place gathers all their (zero) gradients.
-    slots = 3 * positive[..., 0].numel()
+    # A fixed size spares the host a wait. The unused slots name distinct pairs, so that no place
+    # gathers all their (zero) gradients.
+    slots = _SLOTS * positive[..., 0].numel()
     near = torch.nonzero_static(positive.flatten(), size=slots)[:, 0]
     real_near = (near >= 0).float()
     near = torch.where(near >= 0, near, torch.arange(slots, device=near.device) % inner.numel())
@@ -125,6 +175,20 @@ def mine(
     far_share = real_far * (weight / real_far.sum((1, 2)).clamp_min(1))[:, None, None]
     per_match = weight / positive.sum((1, 2)).clamp_min(1)
     return Mined(far, far_share, near, real_near * per_match.gather(0, near // inner[0].numel()))
+
+
+def _at_most(chosen: Tensor, count: int) -> Tensor:
+    """Of the pairs (B, N, M) bool at most `count` of each image, spread evenly over them.
+
+    Where the views of an image hardly overlap its points are nearly one, and their N x N matches
+    would fill the slots of all images.
+    """
+    rank = chosen.flatten(1).cumsum(1)
+    total = rank[:, -1:]
+    share = total.clamp_max(count)
+    # Of ranks r = 1 ... total, those at which floor(r share / total) goes up.
+    kept = rank * share % total.clamp_min(1) < share
+    return chosen & kept.view_as(chosen)
 
 
 def pair_cost(inner: Tensor, sigma: Tensor, *, match: bool, config: LossConfig) -> Tensor:
@@ -148,3 +212,17 @@ def _contrastive(inner: Tensor, *, match: bool, margin: float) -> Tensor:
         return square / 2
     # The floor keeps the root's gradient finite where two descriptors coincide.
     return (margin - square.clamp_min(1e-8).sqrt()).clamp_min(0).square() / 2
+
+
+# Sigma's 10th percentile above this: not even the most confident tenth claims to know anything.
+# Where matches outscore the mined non-matches by d, the best sigma is about 1 / (6 d); so it stays
+# there only while d < 0.02, and comes down again by itself once the descriptors separate.
+COLLAPSED_SIGMA = 8.0
+
+
+def collapsed(*, sigma_p10: float, positive: float, negative: float) -> bool:
+    """Whether sigma is on its way to infinity, with nothing to bring it back.
+
+    sigma_p10: its 10th percentile; positive, negative: mean scores of matches and non-matches.
+    """
+    return sigma_p10 > COLLAPSED_SIGMA and positive - negative < 1 / (6 * COLLAPSED_SIGMA)

@@ -1,15 +1,11 @@
-"""The images of a run: decoded, split into those to learn from and those to check on, placed.
-
-Folder -> model: find and decode images, train, check, save.
-"""
+"""Pretraining: photos -> model. Find and decode images, train by pairs of views, check, save."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from PIL import Image
+from torch import nn
 from tqdm import tqdm
 
-from surefeat.core.files import choose_device, write_json, write_text
+from surefeat.core.files import write_json, write_text
 from surefeat.data.decode import (
     Batches,
     Canvas,
@@ -33,9 +30,25 @@ from surefeat.data.decode import (
     decode_all,
 )
 from surefeat.data.sources import find_images
-from surefeat.learn.config import Config, DataConfig, check_numbers, preset
-from surefeat.learn.loop import Progress, Reporter, train
-from surefeat.learn.runs import Run
+from surefeat.learn.config import Config, DataConfig, TrainConfig, check_numbers, preset
+from surefeat.learn.loop import (
+    Job,
+    Log,
+    Progress,
+    Report,
+    Reporter,
+    Schedule,
+    Taken,
+    Values,
+    descend,
+    join_processes,
+    make_optimiser,
+    open_job,
+    rate,
+    run_steps,
+)
+from surefeat.learn.loss import collapsed, make_step, step_draws
+from surefeat.learn.runs import Run, list_skipped
 from surefeat.learn.selfcheck import SelfCheck, self_check
 from surefeat.model.network import DenseFeatures
 
@@ -43,6 +56,101 @@ _LOG = logging.getLogger(__name__)
 
 # With fewer images every batch would repeat them several times over.
 _FEW = 8
+
+# What the progress bar shows of a line.
+_SHOWN = ("loss", "positive", "negative", "sigma_p10", "sigma_p50", "sigma_p90", "pairs_per_s")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What a training run left behind."""
+
+    model: DenseFeatures
+    folder: Path
+    progress: Progress
+    check: SelfCheck | None
+    """The label-free check on held-out images; None when nothing was held out."""
+    skipped: tuple[Skipped, ...]
+
+
+def pretrain(
+    source: str | Path,
+    *,
+    out: str | Path,
+    steps: int | None = None,
+    config: Config | None = None,
+    init: str | Path = "imagenet",
+    images: str | Path | None = None,
+    crop: str | Path | None = None,
+    keep: str | Path | None = None,
+    categories: tuple[str, ...] | None = None,
+    context: float = 0.2,
+    resume: bool = False,
+    overfit: int = 0,
+    device: str | torch.device | None = None,
+    quiet: bool = False,
+    tensorboard: bool = False,
+) -> Pretrained:
+    """Learn features and confidence from a folder, a list, tar shards or a COCO json.
+
+    out: the run folder. init: `imagenet` (downloaded), a file, or `none`. images, crop, keep,
+    categories, context: as for data.sources.find_images.
+    resume: continue the run in `out` exactly, with its own settings (but `steps` may change).
+    overfit: learn this many images by heart, with the same views at every step.
+    Under torchrun the batch is shared by all processes.
+    """
+    config = config or preset("ours")
+    check_numbers(config)
+    part, device = join_processes(device)
+    quiet = quiet or part.rank > 0
+    items = find_images(
+        source, images=images, crop=crop, keep=keep, categories=categories, context=context
+    )
+    run = _open_run(Path(out), config, steps=steps, resume=resume, part=part, device=device)
+    config = run.settings(Config)
+    # The weights first: a wrong name of theirs is said before many images are decoded.
+    model = _create(run, config, init=init, part=part).to(device)
+    pictures = _read(run, items, config, device=device, overfit=overfit, quiet=quiet, part=part)
+    check = _checker(pictures.held_out, config)
+    shown = tensorboard and part.rank == 0
+    bar = Reporter(run, config.train.steps, shown=_SHOWN, quiet=quiet, tensorboard=shown)
+    with bar as report:
+        progress = train(
+            model, pictures.batches, run, config, part=part, report=report, overfit=bool(overfit),
+            check=check and (lambda current: check(current).to_dict()),
+        )  # fmt: skip
+    return _finish(model, run, progress, check, pictures, part)
+
+
+def _open_run(
+    out: Path, config: Config, *, steps: int | None, resume: bool, part: Part, device: torch.device
+) -> Run:
+    """Start or reopen the run, with its settings in config.json; one process does it for all."""
+    if part.rank == 0:
+        run = Run.resume(out) if resume else Run.start(out, config, device=device)
+        config = run.settings(Config)
+        if steps is not None:
+            run.store_settings(replace(config, train=replace(config.train, steps=steps)))
+    if part.world > 1:
+        dist.barrier()
+    return Run.open(out)
+
+
+def _create(run: Run, config: Config, *, init: str | Path, part: Part) -> DenseFeatures:
+    """The model before training: the same in every process, whatever was drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.train.seed)
+        # A checkpoint holds all weights; then the initial ones need not be at hand again.
+        model = DenseFeatures.create(config.model, init="none" if run.checkpoints() else init)
+        if config.loss.kind != "probabilistic":
+            model.without_confidence()
+    if part.rank == 0 and model.config != config.model:
+        # Weights may say which variant of the network they are for; a resumed run must know.
+        run.store_settings(replace(config, model=model.config))
+    return model
+
+
+# The images.
 
 
 @dataclass(frozen=True)
@@ -132,91 +240,6 @@ def _take(canvas: Canvas, rows: list[int]) -> Canvas:
     return Canvas(canvas.pixels[rows], canvas.sizes[rows], names, ())
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """What a training run left behind."""
-
-    model: DenseFeatures
-    folder: Path
-    progress: Progress
-    check: SelfCheck | None
-    """The label-free check on held-out images; None when nothing was held out."""
-    skipped: tuple[Skipped, ...]
-
-
-def pretrain(
-    source: str | Path,
-    *,
-    out: str | Path,
-    steps: int | None = None,
-    config: Config | None = None,
-    init: str | Path = "imagenet",
-    crop: str | Path | None = None,
-    resume: bool = False,
-    overfit: int = 0,
-    device: str | torch.device | None = None,
-    quiet: bool = False,
-    tensorboard: bool = False,
-    **find: Any,
-) -> Pretrained:
-    """Learn features and confidence from a folder, a list, tar shards or a COCO json.
-
-    out: the run folder. init: `imagenet` (downloaded), a file, or `none`. crop: COCO boxes to cut.
-    resume: continue the run in `out` exactly, with its own settings (but `steps` may change).
-    overfit: learn this many images by heart, with the same views at every step.
-    find: further arguments of data.sources.find_images (images, keep, categories, context).
-    Under torchrun the batch is shared by all processes.
-    """
-    config = config or preset("ours")
-    check_numbers(config)
-    part, device = join_processes(device)
-    quiet = quiet or part.rank > 0
-    items = find_images(source, crop=crop, **find)
-    run = _open_run(Path(out), config, steps=steps, resume=resume, part=part, device=device)
-    config = run.config()
-    # The weights first: a wrong name of theirs is said before many images are decoded.
-    model = _create(run, config, init=init, part=part).to(device)
-    pictures = _read(run, items, config, device=device, overfit=overfit, quiet=quiet, part=part)
-    check = _checker(pictures.held_out, config)
-    shown = tensorboard and part.rank == 0
-    with Reporter(run, config.train, quiet=quiet, tensorboard=shown) as report:
-        progress = train(
-            model, pictures.batches, run, config, part=part, report=report, overfit=bool(overfit),
-            check=check and (lambda current: check(current).to_dict()),
-        )  # fmt: skip
-    return _finish(model, run, progress, check, pictures, part)
-
-
-def join_processes(device: str | torch.device | None) -> tuple[Part, torch.device]:
-    """This process's part of the work, and its device; joins the others under torchrun."""
-    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    chosen = choose_device(device)
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
-    return Part(rank, world), chosen
-
-
-def _open_run(
-    out: Path, config: Config, *, steps: int | None, resume: bool, part: Part, device: torch.device
-) -> Run:
-    """Start or reopen the run, with its settings in config.json; one process does it for all."""
-    if part.rank == 0:
-        if resume:
-            run = Run.open(out)
-            config = run.config()
-            checkpoint = run.load_checkpoint()
-            run.forget_after(checkpoint.step if checkpoint else 0)
-        else:
-            run = Run.start(out, config, device=device)
-        if steps is not None:
-            run.store_config(replace(config, train=replace(config.train, steps=steps)))
-    if part.world > 1:
-        dist.barrier()
-    return Run.open(out)
-
-
 def _read(
     run: Run,
     items: Sequence[Item],
@@ -228,17 +251,21 @@ def _read(
     part: Part,
 ) -> Pictures:
     """Decode the images, and say and write down what became of them."""
-    say = _LOG.info if part.rank == 0 else _LOG.debug
     memory, where = _place(len(items), config.data, device=device, part=part)
-    say(where)
     pictures = load_pictures(
         items, config.data, memory=memory, seed=config.train.seed, device=device,
         overfit=overfit, quiet=quiet,
     )  # fmt: skip
     if part.rank == 0:
-        _remember(run, pictures)
-    if pictures.skipped:
-        say("%d files skipped, listed in %s", len(pictures.skipped), run.folder / "skipped.txt")
+        _LOG.info(where)
+        apart = pictures.held_out.names if pictures.held_out else ()
+        names = "\n".join(pictures.names)
+        run.store_images({
+            "images": len(pictures.names), "sha256": hashlib.sha256(names.encode()).hexdigest(),
+            "held_out": len(apart), "held_out_names": apart, "skipped": len(pictures.skipped),
+        })  # fmt: skip
+        write_text(run.learned_file, names + "\n")
+        list_skipped(run.folder, pictures.skipped)
     return pictures
 
 
@@ -247,51 +274,113 @@ def _place(
 ) -> tuple[Memory, str]:
     """Where the images go; processes agree, as what is free changes while each of them looks."""
     beside = int(os.environ.get("LOCAL_WORLD_SIZE", part.world))
-    found = choose_memory(
+    place = choose_memory(
         count, side=config.side, device=device, wanted=config.memory, processes=beside
     )
     if part.world > 1:
-        shared = [found]
+        shared = [place]
         dist.broadcast_object_list(shared, src=0)
-        found = shared[0]
-    return found
+        place = shared[0]
+    return place
 
 
-def _create(run: Run, config: Config, *, init: str | Path, part: Part) -> DenseFeatures:
-    """The model before training: the same in every process, whatever was drawn before."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.train.seed)
-        # A checkpoint holds all weights; then the initial ones need not be at hand again.
-        model = DenseFeatures.create(config.model, init="none" if run.checkpoints() else init)
-        if config.loss.kind != "probabilistic":
-            model.without_confidence()
-    if part.rank == 0 and model.config != config.model:
-        # Weights may say which variant of the network they are for; a resumed run must know.
-        run.store_config(replace(config, model=model.config))
-    return model
+# The training.
 
 
-def _remember(run: Run, pictures: Pictures) -> None:
-    """Write what was read; a resumed run must see the same images in the same order."""
-    digest = hashlib.sha256("\n".join(pictures.names).encode()).hexdigest()
-    apart = pictures.held_out.names if pictures.held_out else ()
-    about = {"images": len(pictures.names), "names_sha256": digest, "held_out": len(apart),
-             "held_out_names": apart, "skipped": len(pictures.skipped)}  # fmt: skip
-    file = run.folder / "images.json"
-    if run.checkpoints() and file.is_file():
-        before = json.loads(file.read_text())
-        if before["names_sha256"] != digest:
-            raise ValueError(
-                f"the images changed since the run began ({before['images']} then, "
-                f"{about['images']} now); put them back, or start a new run with another --out"
-            )
-    write_json(file, about)
-    _list_skipped(run, pictures.skipped)
+def train(
+    model: DenseFeatures,
+    batches: Batches | StreamedBatches,
+    run: Run,
+    config: Config,
+    *,
+    part: Part | None = None,
+    check: Callable[[DenseFeatures], Values] | None = None,
+    report: Report | None = None,
+    overfit: bool = False,
+) -> Progress:
+    """Train until the last step or a plateau, continuing from the newest checkpoint if any.
+
+    check: label-free check, called every `check_every` steps; report: called with each log line;
+    overfit: the same images and views at every step, to see that a few can be learned by heart.
+    """
+    settings, device = config.train, model.head.weight.device
+    model.set_trained(settings.trained, batch_norm=settings.batch_norm)
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)
+    rates = [(model.head.parameters(), settings.head_lr), (model.trunk.parameters(), settings.lr)]
+
+    def check_held_out() -> Values:
+        # Held-out images must not enter the statistics of a batch norm that learns.
+        assert check is not None
+        values = check(model.eval())
+        model.set_trained(settings.trained, batch_norm=settings.batch_norm)
+        return values
+
+    job = open_job(
+        model, make_optimiser(settings.optimiser, rates, weight_decay=settings.weight_decay), run,
+        Schedule(
+            settings.steps, settings.log_every, settings.checkpoint_every, settings.check_every,
+            settings.patience,
+        ),
+        log=Log(device, batch=settings.batch, unit="pairs", part=part),
+        advice="lower --train.lr, or set --train.clip 1", check=check and check_held_out,
+        complain=lambda step, values: complain_of_collapse(step, values, config), report=report,
+    )  # fmt: skip
+    return run_steps(job, pair_steps(model, batches, job, config, overfit), amp=settings.amp)
 
 
-def _list_skipped(run: Run, skipped: Sequence[Skipped]) -> None:
-    lines = [f"{entry.name}\t{entry.reason}\n" for entry in skipped]
-    write_text(run.folder / "skipped.txt", "".join(lines))
+def pair_steps(
+    model: DenseFeatures,
+    batches: Batches | StreamedBatches,
+    job: Job,
+    config: Config,
+    overfit: bool,
+) -> Iterator[Taken]:
+    """Two views of every image of a batch, all pairs of their points, a step: until the last."""
+    settings, part, device = config.train, job.log.part, job.log.device
+    take = make_step(_shared(model, part, settings), config, device)
+    drawn = [0] * len(job.todo()) if overfit else job.todo()
+    feed = batches.iterate(drawn, batch=settings.batch, seed=settings.seed, part=part)
+    for step, seen, (pixels, sizes) in zip(job.todo(), drawn, feed, strict=True):
+        draws = step_draws(seen, config, device).part(part.rows(settings.batch))
+        hold = torch.full((), step < config.loss.sigma_warmup, device=device)
+        loss, sigma = take(pixels, sizes, draws, hold)
+        factor = rate(step, settings.steps, warmup=settings.lr_warmup, decay=settings.decay)
+        descend(job.optimiser, loss.total, factor=factor, clip=settings.clip)
+        yield {"loss": loss.total, "positive": loss.positive_score,
+               "negative": loss.negative_score, "dead": loss.dead_positives,
+               "sigma": sigma}  # fmt: skip
+
+
+def complain_of_collapse(step: int, values: Values, config: Config) -> str | None:
+    """Sigma on its way to infinity, with nothing to bring it back, where it is learned already."""
+    if config.loss.kind != "probabilistic" or step <= config.loss.sigma_warmup:
+        return None
+    if not collapsed(**{name: values[name] for name in ("sigma_p10", "positive", "negative")}):
+        return None
+    return (
+        f"confidence collapsed: sigma is above {values['sigma_p10']:.1f} at 90 % of points, "
+        "which makes every match cost nothing. Raise --loss.sigma-warmup, start from trained "
+        "weights (--init), or soften the warps"
+    )
+
+
+def _shared(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module:
+    """The model, or what averages its gradients over processes."""
+    if part.world == 1:
+        return model
+    if config.batch_norm == "trained":
+        raise ValueError(
+            "statistics of a batch shared by processes would differ between them; "
+            "pass --train.batch-norm frozen, or train with one process"
+        )
+    device = model.head.weight.device
+    ids = [device.index] if device.type == "cuda" else None
+    # Frozen statistics never differ, and writing them anew would void the filters folded with them.
+    return nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+
+
+# What is left behind.
 
 
 def _checker(
@@ -313,21 +402,21 @@ def _finish(
     part: Part,
 ) -> Pretrained:
     model.eval()
-    found = check(model) if check else None
+    checked = check(model) if check else None
     skipped = pictures.skipped
     if isinstance(pictures.batches, StreamedBatches):
         skipped += pictures.batches.skipped()
     if part.rank == 0:
-        _list_skipped(run, skipped)
+        list_skipped(run.folder, skipped)
         model.save_pretrained(run.folder / "model")
         summary: dict[str, Any] = {"steps": progress.step, "seconds": progress.seconds}
-        if found:
-            summary["self_check"] = found.to_dict()
+        if checked:
+            summary["self_check"] = checked.to_dict()
         write_json(run.folder / "summary.json", summary)
         _keep_examples(run, pictures.held_out)
     if part.world > 1:
         dist.barrier()
-    return Pretrained(model, run.folder, progress, found, skipped)
+    return Pretrained(model, run.folder, progress, checked, skipped)
 
 
 def _keep_examples(run: Run, held_out: Canvas | None, count: int = 6) -> None:

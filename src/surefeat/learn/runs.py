@@ -1,17 +1,18 @@
-"""A moment of a training: the tensors of model and optimiser, and where the loop was.
+"""A run folder and its checkpoints: one kind for everything that is trained.
 
-A run folder: config.json, environment.json, metrics.jsonl, skipped.txt, checkpoints, model/.
-
-Everything is written whole or not at all: to a temporary name, flushed to disk, then renamed.
+config.json, environment.json, images.json, metrics.jsonl, skipped.txt, learned.txt (pretraining's),
+checkpoint-*.safetensors and model/, each written whole or not at all. What kind of settings
+config.json holds, its reader says.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,20 @@ from surefeat.core.files import (
     as_json,
     environment,
     from_dict,
+    pack_tensors,
     to_dict,
     write_bytes,
     write_json,
     write_text,
 )
-from surefeat.learn.config import Config
+from surefeat.data.decode import Skipped
+
+Settings = TypeVar("Settings")
+
+_LOG = logging.getLogger("surefeat")
+
+# The newest checkpoint and one before it, should the disk have failed in the middle.
+_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -67,12 +76,6 @@ def state_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[st
     return tensors
 
 
-_LOG = logging.getLogger(__name__)
-
-# The newest checkpoint and one before it, should the disk have failed in the middle.
-_KEPT = 2
-
-
 @dataclass(frozen=True)
 class Run:
     """One folder of one training."""
@@ -80,42 +83,73 @@ class Run:
     folder: Path
 
     @classmethod
-    def start(cls, folder: str | Path, config: Config, *, device: torch.device | str) -> Run:
+    def start(cls, folder: str | Path, settings: Any, *, device: torch.device | str) -> Run:
         """A new run; a folder that holds one already is refused, unless it never got to train."""
         run = cls(Path(folder))
         if run.checkpoints() or run.metrics_file.exists():
             raise FileExistsError(
                 f"{run.folder} already holds a run; pass --resume to continue it, or another --out"
             )
-        run.folder.mkdir(parents=True, exist_ok=True)
         write_json(run.folder / "environment.json", environment(device))
-        run.store_config(config)
+        run.store_settings(settings)
         return run
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
         """An existing run."""
         run = cls(Path(folder))
-        if not run.config_file.is_file():
+        if not run.settings_file.is_file():
             raise FileNotFoundError(f"{run.folder} holds no run (no config.json); start one first")
         return run
 
+    @classmethod
+    def resume(cls, folder: str | Path) -> Run:
+        """An existing run, as it was at its newest readable checkpoint."""
+        run = cls.open(folder)
+        checkpoint = run.load_checkpoint()
+        run.forget_after(checkpoint.step if checkpoint else 0)
+        return run
+
     @property
-    def config_file(self) -> Path:
+    def settings_file(self) -> Path:
         return self.folder / "config.json"
 
     @property
     def metrics_file(self) -> Path:
         return self.folder / "metrics.jsonl"
 
-    def config(self) -> Config:
-        """The settings of the run."""
-        loaded: Config = from_dict(Config, json.loads(self.config_file.read_text()))
-        return loaded
+    @property
+    def learned_file(self) -> Path:
+        """Names of the images that were learned from, a line each."""
+        return self.folder / "learned.txt"
 
-    def store_config(self, config: Config) -> None:
+    def settings(self, kind: type[Settings]) -> Settings:
+        """The settings of the run, which is to be one of this kind."""
+        try:
+            settings: Settings = from_dict(kind, json.loads(self.settings_file.read_text()))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{self.settings_file} holds no {kind.__name__} ({error}); the run is of another "
+                "command or version"
+            ) from error
+        return settings
+
+    def store_settings(self, settings: Any) -> None:
         """Write the settings; a folder with settings is a run."""
-        write_json(self.config_file, to_dict(config))
+        write_json(self.settings_file, to_dict(settings))
+
+    def store_images(self, about: dict[str, Any]) -> None:
+        """Write images.json; a resumed run must see what it saw before: the same `sha256`."""
+        file = self.folder / "images.json"
+        if self.checkpoints() and file.is_file():
+            before = json.loads(file.read_text())
+            if before.get("sha256") != about["sha256"]:
+                raise ValueError(
+                    f"the images changed since the run began ({before['images']} then, "
+                    f"{about['images']} now; their labels and proposals count too); put them back, "
+                    "or start a new run with another --out"
+                )
+        write_json(file, about)
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
@@ -145,12 +179,11 @@ class Run:
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> Path:
         """Write one file, atomically, and remove all but the newest two."""
-        from safetensors.torch import save
-
         path = self._checkpoint_file(checkpoint.step)
         about = {"step": checkpoint.step, "progress": checkpoint.progress}
-        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in checkpoint.tensors.items()}
-        write_bytes(path, save(tensors, {"about": json.dumps(about)}))
+        # Copies: weights that share memory are refused.
+        tensors = {k: v.detach().cpu().clone() for k, v in checkpoint.tensors.items()}
+        write_bytes(path, pack_tensors(tensors, {"about": json.dumps(about)}))
         for old in self.checkpoints()[:-_KEPT]:
             old.unlink()
         return path
@@ -182,3 +215,11 @@ class Run:
 
     def _checkpoint_file(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step:08d}.safetensors"
+
+
+def list_skipped(folder: Path, skipped: Sequence[Skipped]) -> None:
+    """Write skipped.txt, a line with name and reason each, and say how many there are."""
+    file = folder / "skipped.txt"
+    write_text(file, "".join(f"{entry.name}\t{entry.reason}\n" for entry in skipped))
+    if skipped:
+        _LOG.warning("%d skipped, listed in %s", len(skipped), file)

@@ -3,13 +3,11 @@
 On images that were held out, two new views are drawn; points of view 0 are matched to the best of
 a fine grid over view 1 by plain nearest neighbour. It measures stability on one's own photos, not
 matching across instances (docs/recipe.md says how little the one predicts the other).
-
-`surefeat evaluate self`: the label-free check of a model on a user's own photos.
+`check_folder` is `surefeat evaluate self`: the check of any model on a user's own photos.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from surefeat.core.geometry import grid_to_pixel
-from surefeat.core.ranking import auroc
+from surefeat.core.ranking import auroc, expected_calibration_error
 from surefeat.data.decode import Item, decode_all
 from surefeat.data.sources import find_images
 from surefeat.learn.config import ColourConfig, Config, WarpConfig, preset
@@ -28,6 +26,8 @@ from surefeat.learn.runs import Run
 from surefeat.learn.warp import corresponding_points, draw, two_views
 from surefeat.model.network import DenseFeatures, Maps
 from surefeat.model.probability import mean_predicted_loss
+
+_LOG = logging.getLogger("surefeat")
 
 # Shares of the view's side within which a match counts as right.
 THRESHOLDS = (0.025, 0.05, 0.1)
@@ -75,10 +75,7 @@ def self_check(
     seed: int = 1,
     batch: int = 16,
 ) -> SelfCheck:
-    """Check a model on a canvas of held-out images: (N, 3, S, S) uint8 with (N, 2) sizes.
-
-    Occluders are left out: what they hide cannot be found.
-    """
+    """Check a model on a canvas of held-out images: (N, 3, S, S) uint8 with (N, 2) sizes."""
     device = model.head.weight.device
     rows: list[Tensor] = []
     for start in range(0, len(pixels), batch):
@@ -101,11 +98,11 @@ def _match(maps0: Maps, maps1: Maps, points0: Tensor, points1: Tensor) -> Tensor
     places = grid_to_pixel(grid, maps1.stride)
     candidates, sigma1 = maps1.at(places)
     best, index = torch.bmm(descriptors0, candidates.transpose(1, 2)).max(-1)
-    found = places.gather(1, index[..., None].expand(-1, -1, 2))
+    matches = places.gather(1, index[..., None].expand(-1, -1, 2))
     confidence = 2 / (sigma0 + sigma1.gather(1, index))
     predicted = mean_predicted_loss((sigma0 + true_sigma1) / 2)
     actual = 1 - (descriptors0 * true1).sum(-1).clamp_min(0)
-    error = (found - points1).norm(dim=-1)
+    error = (matches - points1).norm(dim=-1)
     return torch.stack([error, confidence, best, predicted, actual], dim=-1)
 
 
@@ -130,20 +127,9 @@ def _summary(rows: Tensor, *, side: int, sure: bool) -> SelfCheck:
         auroc_score=auroc(score, right) if mixed else math.nan,
         predicted_loss=predicted.mean().item() if sure else math.nan,
         actual_loss=actual.mean().item(),
-        calibration_error=calibration_gap(predicted, actual) if sure else math.nan,
+        calibration_error=expected_calibration_error(predicted, actual) if sure else math.nan,
         points=len(rows),
     )
-
-
-def calibration_gap(predicted: Tensor, actual: Tensor, *, bins: int = 10) -> float:
-    """Mean |predicted - actual| over equally filled bins of the predicted value; (N,) each."""
-    order = predicted.argsort(stable=True)
-    bins = min(bins, len(predicted))
-    pairs = zip(predicted[order].tensor_split(bins), actual[order].tensor_split(bins), strict=True)
-    return sum(abs((p.mean() - a.mean()).item()) * len(p) for p, a in pairs) / len(predicted)
-
-
-_LOG = logging.getLogger("surefeat")
 
 
 def check_folder(
@@ -156,35 +142,51 @@ def check_folder(
 ) -> SelfCheck:
     """Check a model (a run or model folder; None: the one that ships) on up to `count` images.
 
-    On the photos that a run learned from, only those that it held out are used. The warps are
-    those the model was trained with, where its run folder says them.
+    Photos that its run learned from, whole or cropped, are left out; where there are no others, the
+    check is done on them, and says so. The warps are those of the run, where there is one.
     """
-    found = DenseFeatures.from_pretrained(model, device=device)
-    config = _settings(model, found)
-    items = _not_learned_from(find_images(source), model)
+    features = DenseFeatures.from_pretrained(model, device=device)
+    run = _run_of(model)
+    small = features.config.trunk == "small"
+    config = run.settings(Config) if run else preset("small" if small else "ours")
+    items = _not_learned_from(find_images(source), run)
     order = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))
     chosen = [items[i] for i in order[:count].tolist()]
     canvas = decode_all(chosen, side=config.data.side, workers=config.data.workers)
     if not canvas.names:
         raise ValueError(f"none of the {len(chosen)} files drawn from {source} can be read")
     return self_check(
-        found, canvas.pixels, canvas.sizes, warp=config.warp, colour=config.colour, seed=seed
+        features, canvas.pixels, canvas.sizes, warp=config.warp, colour=config.colour, seed=seed
     )
 
 
-def _not_learned_from(items: list[Item], source: str | Path | None) -> list[Item]:
-    """Those of the images that the run held out; all, where it knows none of them."""
-    file = None if source is None else Path(source) / "images.json"
-    names = (
-        json.loads(file.read_text()).get("held_out_names", ()) if file and file.is_file() else ()
-    )
-    apart = [item for item in items if item.name in set(names)]
-    if apart:
-        _LOG.info("checking on %d of %d images, which the run held out", len(apart), len(items))
-    return apart or items
+def _run_of(model: str | Path | None) -> Run | None:
+    """The run a model is of: its own folder, or the one its folder `model` lies in."""
+    folders = [Path(model), Path(model).resolve().parent] if model is not None else []
+    runs = [Run(folder) for folder in folders if (folder / "model" / "model.json").is_file()]
+    return next((run for run in runs if run.settings_file.is_file()), None)
 
 
-def _settings(source: str | Path | None, model: DenseFeatures) -> Config:
-    if source is not None and Run(Path(source)).config_file.is_file():
-        return Run(Path(source)).config()
-    return preset("small" if model.config.trunk == "small" else "ours")
+def _not_learned_from(items: list[Item], run: Run | None) -> list[Item]:
+    """The images without those of photos that the run learned from; all, where that leaves none."""
+    if run is None or not run.learned_file.is_file():
+        return items
+    names = run.learned_file.read_text().splitlines()
+    # A crop is called photo#annotation; one photo's crops are learned from together, or held out.
+    learned = {*names, *(name.rpartition("#")[0] for name in names)}
+
+    def seen(item: Item) -> bool:
+        photo = item.name.rpartition("#")[0] if item.crop else item.name
+        return item.name in learned or photo in learned
+
+    others = [item for item in items if not seen(item)]
+    if not others:
+        _LOG.warning(
+            "the model learned from all of these %d images, so that the check flatters it; pass "
+            "photos it has not seen", len(items),
+        )  # fmt: skip
+    elif len(others) < len(items):
+        _LOG.info(
+            "checking on %d of %d images; from the rest the model learned", len(others), len(items)
+        )
+    return others or items

@@ -78,7 +78,7 @@ def write_report(
     RUN/examples, if any. extra: sections put before the settings. Unfinished runs work too.
     """
     run = Run.open(run_folder)
-    config, metrics = run.config(), run.metrics()
+    config, metrics = run.settings(Config), run.metrics()
     summary = _read_json(run.folder / "summary.json")
     sections = [_summary(metrics, summary), *_check_section(summary)]
     if metrics:
