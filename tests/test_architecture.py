@@ -77,7 +77,7 @@ def test_the_check_of_imports_sees_those_in_functions(tmp_path: Path) -> None:
     known = dict.fromkeys(["learn.loss", "viz", "data.decode", "model.network", "demo"], file)
     known["data"] = tmp_path / "data" / "__init__.py"
     assert imports(file, known) == {"learn.loss", "viz", "data.decode", "model.network"}
-    assert "model.network" in imports(ROOT / "learn" / "loop.py", modules())
+    assert "model.network" in imports(ROOT / "learn" / "pretrain.py", modules())
 
 
 def test_inference_does_not_import_training() -> None:

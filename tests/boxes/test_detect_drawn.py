@@ -14,7 +14,7 @@ from surefeat.boxes.config import DetectorConfig, LearnConfig
 from surefeat.boxes.network import Detector
 from surefeat.boxes.photos import Photo
 from surefeat.boxes.select import best_boxes, score_photos
-from surefeat.boxes.train import calibrate, learn
+from surefeat.boxes.train import calibrate, learn_boxes
 from surefeat.core.geometry import box_iou
 from surefeat.data.decode import Item, Place
 from surefeat.data.drawn import background, draw
@@ -63,7 +63,7 @@ def test_the_detector_finds_drawn_objects_on_clutter(tmp_path: Path) -> None:
     detector.trunk.load_state_dict(shipped.trunk.state_dict())
     settings = LearnConfig(epochs=8, lr=3e-4, scales=(SIDE,), flips=False, checkpoint_every=0)
     calibrate(detector, photos, settings)
-    learn(detector, photos, Run(tmp_path), settings, quiet=True)
+    learn_boxes(detector, photos, Run(tmp_path), settings, quiet=True)
     found = [
         torch.tensor(best.box)
         for each in score_photos(detector.eval(), photos, scales=(SIDE,), flips=False)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from surefeat.boxes.photos import read_photos
 from surefeat.boxes.run import fit_boxes, predict_boxes
 from surefeat.cli.main import main
 from surefeat.data.labels import LabelledImages, find_labels
+from surefeat.learn.config import Config
+from surefeat.learn.loop import TrainingStoppedError
 from surefeat.learn.runs import Run
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import key_of, read_proposals, write_proposals
@@ -33,36 +38,91 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("few"), count=4, boxes=12)
 
 
-@pytest.mark.parametrize("trained", ["none", "all"])
-def test_an_interrupted_run_resumes_to_the_same_weights(
-    trained: str, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# Runs that send themselves a signal after a step; each is a process of its own.
+DISTURBED = """
+import os, sys, traceback
+from pathlib import Path
+import torch
+import surefeat.boxes.train as train
+from tiny import fit, settings
+torch.set_num_threads(1)
+steps = train.box_steps
+data, out, init, trained, number, when = sys.argv[1:]
+def disturbed(*args, **more):
+    for step, taken in enumerate(steps(*args, **more)):
+        if step == int(when):
+            os.kill(os.getpid(), int(number))
+        yield taken
+train.box_steps = disturbed
+fit(Path(data), Path(out), settings(**RUN, trained=trained), init=init)
+"""
+RUN: dict[str, Any] = {"epochs": 4, "log_every": 2, "checkpoint_every": 4}
+
+
+def disturb(data: Path, out: Path, init: Path, trained: str, number: int, when: int) -> str:
+    """What a run said that got a signal; it ends with its exit status."""
+    script = f"RUN = {RUN}\n{DISTURBED}"
+    here = Path(__file__).parents[1]
+    path = os.pathsep.join([str(here.parent / "src"), str(here)])
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, (data, out, init, trained, number, when))],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return f"{done.stderr}{done.returncode}"
+
+
+@pytest.mark.parametrize(
+    ("trained", "number", "said", "step"),
+    [
+        ("none", signal.SIGKILL, f"{-signal.SIGKILL}", 4),
+        ("all", signal.SIGINT, "stopped after step 6; checkpoint saved", 6),
+    ],
+)
+def test_a_run_that_is_killed_or_stopped_resumes_to_the_same_bits(
+    trained: str, number: int, said: str, step: int, few: Path, tmp_path: Path
 ) -> None:
-    config, init = settings(epochs=4, trained=trained, log_every=2), tmp_path / "small.safetensors"
+    torch.set_num_threads(1)
+    config, init = settings(**RUN, trained=trained), tmp_path / "small.safetensors"
     with torch.random.fork_rng(devices=[]):
         # Another seed than the run's: a resumed run that made its trunk anew would have another.
         torch.manual_seed(config.learn.seed + 1)
         save_file(Small().state_dict(), init)
-    whole = fit(few, tmp_path / "whole", config, init=init)
-    step = detect_train.one_step
-
-    def interrupted(job: Any, number: int, total: int, *, count: int) -> torch.Tensor:
-        if number == 4:
-            signal.raise_signal(signal.SIGTERM)
-        return step(job, number, total, count=count)
-
-    monkeypatch.setattr(detect_train, "one_step", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="stopped after step 5; checkpoint saved"):
-        fit(few, tmp_path / "run", config, init=init)
-    monkeypatch.setattr(detect_train, "one_step", step)
+    whole, out = fit(few, tmp_path / "whole", config, init=init), tmp_path / "run"
+    assert said in disturb(few, out, init, trained, number, 5)
+    assert Run.open(out).checkpoints()[-1].name == f"checkpoint-{step:08d}.safetensors"
     with pytest.raises(FileExistsError, match="--resume"):
-        fit(few, tmp_path / "run", config, init=init)
+        fit(few, out, config, init=init)
     # The initial weights are asked for no more: this file does not exist.
-    again = fit(few, tmp_path / "run", BoxesConfig(), init="nowhere.safetensors", resume=True)
+    again = fit(few, out, BoxesConfig(), init="nowhere.safetensors", resume=True)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
-    steps = [row["step"] for row in Run(tmp_path / "run").metrics()]
-    assert steps == sorted(set(steps))
-    assert steps[-1] == 12
+    logged = [
+        {row["step"]: row["loss"] for row in Run(folder).metrics()}
+        for folder in (out, tmp_path / "whole")
+    ]
+    assert logged[0] == logged[1]
+    assert logged[0].keys() == {2, 4, 6, 8, 10, 12}
+
+
+def test_a_run_begins_with_a_checkpoint_and_keeps_no_broken_one(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of NaN behind a loss that is a number, at the third step."""
+    true, calls = detect_train.image_log_loss, iter(range(100))
+
+    def spoiled(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss = true(scores, labels)
+        return loss + ((loss - loss).sqrt() if next(calls) == 2 else 0)
+
+    monkeypatch.setattr(detect_train, "image_log_loss", spoiled)
+    with pytest.raises(TrainingStoppedError, match=r"weights are not finite; lower --learn.lr; .*"):
+        fit(few, tmp_path / "run", settings(epochs=4, checkpoint_every=3))
+    run = Run.open(tmp_path / "run")
+    assert [path.name for path in run.checkpoints()] == ["checkpoint-00000000.safetensors"]
+    assert run.settings(BoxesConfig) == settings(epochs=4, checkpoint_every=3)
+    with pytest.raises(ValueError, match=r"holds no Config .*of another command"):
+        run.settings(Config)
 
 
 def test_a_resumed_run_refuses_other_labels(few: Path, tmp_path: Path) -> None:
@@ -199,7 +259,7 @@ def test_the_command_line_goes_from_photos_to_boxes(
 ) -> None:
     small = (
         "--detector.trunk small --detector.hidden 16 --detector.pooled 2 --learn.epochs 1 "
-        "--learn.scales 64"
+        "--learn.scales 64 --regions 30"
     )
     grid = "--proposals.method grid --proposals.count 40"
     run, out, file = tmp_path / "run", tmp_path / "out", tmp_path / "p.npz"
@@ -212,11 +272,15 @@ def test_the_command_line_goes_from_photos_to_boxes(
     assert json.loads(capsys.readouterr().out)["images"] == 12
     main(
         f"boxes predict {few / 'photos'} --model {run} --out {out} --device cpu --json "
-        f"--proposals-file {file} {grid} --select.scales 64".split()
+        f"--select.scales 64".split()
     )
     result = json.loads(capsys.readouterr().out)
     assert sum(result["mean"].values()) == 12
     assert Path(result["sheet"]).stat().st_size > 10_000
+    # Without a word about them the proposals are made as in fitting.
+    made = read_proposals(out / "proposals.sqlite", ProposalConfig(method="grid", count=40))
+    assert len(made) == 12
+    assert Detector.load(run).fitted.regions == 30
     lines = (out / "selection.csv").read_text().splitlines()
     assert lines[0] == "image,category,x1,y1,x2,y2,score,verdict"
     assert len(lines) == 13

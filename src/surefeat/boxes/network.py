@@ -1,6 +1,4 @@
-"""What weakly supervised detection learns from: image labels alone (Bilen & Vedaldi 2016).
-
-A detector learned from image labels alone: WSDDN (Bilen & Vedaldi 2016), the paper's boxes.
+"""A detector learned from image labels alone, and its losses: WSDDN (Bilen & Vedaldi 2016).
 
 Proposals are pooled from a trunk's map; two hidden layers and two heads score each of them for
 each class. Its folder on disk holds detector.json and detector.safetensors.
@@ -17,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import roi_pool
 
-from surefeat.boxes.config import DetectorConfig
+from surefeat.boxes.config import BoxesConfig, DetectorConfig, TrainedTrunk
 from surefeat.core.files import (
     checked_weights,
     choose_device,
@@ -109,6 +107,8 @@ class Detector(nn.Module):
                 "photos that show something else, as a category of their own"
             )
         self.config, self.categories = config, categories
+        self.fitted = BoxesConfig(detector=config)
+        """What it is fitted with; predicting proposes boxes in the same way."""
         self.trunk = _trunk(config)
         self.tap = self.trunk.last if config.tap == "auto" else config.tap
         if self.tap not in self.trunk.taps:
@@ -162,8 +162,8 @@ class Detector(nn.Module):
 
     def maps(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) RGB in [0, 1] -> the pooled layer (B, C, h, w)."""
-        found: Tensor = self.trunk((images - self.mean) / self.std, (self.tap,))[self.tap]
-        return found
+        maps: Tensor = self.trunk((images - self.mean) / self.std, (self.tap,))[self.tap]
+        return maps
 
     def pooled(self, maps: Tensor, cells: Tensor) -> Tensor:
         """What fc6 sees of the boxes (B, R, D): see `forward`."""
@@ -195,11 +195,20 @@ class Detector(nn.Module):
         layers = (self.fc6, self.fc7, self.classify, self.localise)
         return [parameter for layer in layers for parameter in layer.parameters()]
 
+    def set_trained(self, trained: TrainedTrunk) -> None:
+        """Which parameters learn: the hidden layers and heads, and this of the trunk."""
+        self.eval().requires_grad_(trained == "all")
+        for parameter in self.hidden_parameters():
+            parameter.requires_grad_(True)
+        if trained == "last":
+            self.trunk.last_stage.requires_grad_(True)
+
     def save(self, folder: str | Path) -> None:
         """Write detector.json and detector.safetensors (half precision)."""
         folder, state = Path(folder), self.state_dict()
         halves = {k: v.half() if v.is_floating_point() and v.ndim else v for k, v in state.items()}
-        about = {"config": to_dict(self.config), "categories": list(self.categories)}
+        fitted = replace(self.fitted, detector=self.config)
+        about = {"config": to_dict(fitted), "categories": list(self.categories)}
         write_model(folder / WEIGHTS, halves, folder / SETTINGS, about)
 
     @classmethod
@@ -207,16 +216,21 @@ class Detector(nn.Module):
         """Read what `save` wrote, also from inside a run folder."""
         from safetensors.torch import load_file
 
-        found = [f for f in (Path(folder), Path(folder) / "model") if (f / SETTINGS).is_file()]
-        if not found:
+        folders = [f for f in (Path(folder), Path(folder) / "model") if (f / SETTINGS).is_file()]
+        if not folders:
             raise FileNotFoundError(
                 f"no detector at {folder} (looked for {SETTINGS}, also in model/); pass a folder "
                 "written by `surefeat boxes fit`"
             )
-        about = json.loads((found[0] / SETTINGS).read_text())
-        weights = checked_weights(found[0] / WEIGHTS, about["sha256"])
-        config: DetectorConfig = from_dict(DetectorConfig, about["config"])
-        detector = cls(config, tuple(about["categories"]))
+        about = json.loads((folders[0] / SETTINGS).read_text())
+        weights = checked_weights(folders[0] / WEIGHTS, about["sha256"])
+        try:
+            fitted: BoxesConfig = from_dict(BoxesConfig, about["config"])
+        except ValueError as error:
+            fix = "it is of another version: fit it anew"
+            raise ValueError(f"{folders[0] / SETTINGS}: {error}; {fix}") from error
+        detector = cls(fitted.detector, tuple(about["categories"]))
+        detector.fitted = fitted
         detector.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
         return detector.eval().to(choose_device(device))
 

@@ -1,8 +1,7 @@
-"""Photos ready for the detector: pixels, labels and proposals.
+"""What the detector sees of photos: pixels, labels and proposals, and its trunk's maps of them.
 
-The trunk's maps of photos at several scales, plain and mirrored: kept, or computed anew.
-
-Each photo fills its own map, unpadded through the trunk, so a batch gives what one photo gives.
+Maps are at several scales, plain and mirrored, kept or computed anew. Each photo fills its own map,
+unpadded through the trunk, so a batch gives what one photo gives.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Photo:
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes:
+class PaddedBoxes:
     """The proposals of several photos, padded to one count, on a device."""
 
     boxes: Tensor
@@ -51,17 +50,17 @@ class Boxes:
     sizes: Tensor
     """(N, 2) of the originals."""
 
-    def rows(self, index: Tensor) -> Boxes:
+    def rows(self, index: Tensor) -> PaddedBoxes:
         """The same for some of the photos."""
-        return Boxes(self.boxes[index], self.valid[index], self.sizes[index])
+        return PaddedBoxes(self.boxes[index], self.valid[index], self.sizes[index])
 
-    def mirrored(self, flips: Tensor) -> Boxes:
+    def mirrored(self, flips: Tensor) -> PaddedBoxes:
         """Boxes of those photos (N,) bool mirrored left to right."""
         width = self.sizes[:, 1, None].float()
         x1, y1, x2, y2 = self.boxes.unbind(-1)
         turned = torch.stack([width - 1 - x2, y1, width - 1 - x1, y2], dim=-1)
         boxes = torch.where(flips[:, None, None], turned, self.boxes)
-        return Boxes(boxes, self.valid, self.sizes)
+        return PaddedBoxes(boxes, self.valid, self.sizes)
 
 
 def read_photos(
@@ -96,12 +95,8 @@ def read_photos(
 
     with ThreadPoolExecutor(workers) as pool:
         done = list(pool.map(read, images))
-    skipped = tuple(each for each in done if isinstance(each, Skipped))
-    for each in skipped[:5]:
-        _LOG.warning("skipped %s: %s", each.name, each.reason)
-    if len(skipped) > 5:
-        _LOG.warning("... and %d more", len(skipped) - 5)
-    return [each for each in done if isinstance(each, Photo)], skipped
+    skipped = tuple(entry for entry in done if isinstance(entry, Skipped))
+    return [entry for entry in done if isinstance(entry, Photo)], skipped
 
 
 def _usable(boxes: Tensor, size: tuple[int, int], *, smallest: float) -> Tensor:
@@ -111,7 +106,7 @@ def _usable(boxes: Tensor, size: tuple[int, int], *, smallest: float) -> Tensor:
     return boxes[large] if large.any() else torch.tensor([[0.0, 0.0, size[1] - 1.0, size[0] - 1.0]])
 
 
-def stack_boxes(photos: Sequence[Photo], *, device: torch.device) -> Boxes:
+def stack_proposals(photos: Sequence[Photo], *, device: torch.device) -> PaddedBoxes:
     """All photos' proposals, padded to the largest count."""
     most = max(len(photo.proposals) for photo in photos)
     boxes = torch.zeros(len(photos), most, 4)
@@ -120,7 +115,7 @@ def stack_boxes(photos: Sequence[Photo], *, device: torch.device) -> Boxes:
         count = len(photo.proposals)
         boxes[row, :count], valid[row, :count] = photo.proposals, True
     sizes = torch.tensor([photo.size for photo in photos])
-    return Boxes(boxes.to(device), valid.to(device), sizes.to(device))
+    return PaddedBoxes(boxes.to(device), valid.to(device), sizes.to(device))
 
 
 def stack_labels(photos: Sequence[Photo], categories: Sequence[str]) -> Tensor:
@@ -143,7 +138,7 @@ _PIXELS = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
-class Maps:
+class TrunkMaps:
     """Of a batch of photos."""
 
     maps: Tensor
@@ -165,16 +160,16 @@ class KeptMaps:
         amp: bool,
         quiet: bool = True,
     ) -> None:
-        self.stored: dict[int, Maps] = {}
+        self.stored: dict[int, TrunkMaps] = {}
         bar = tqdm(total=len(photos) * len(scales), desc="maps", unit="img", disable=quiet)
         for scale in scales:
             self.stored[scale] = _all_maps(detector, photos, scale, flips=flips, amp=amp, bar=bar)
         bar.close()
 
-    def of(self, rows: Tensor, flips: Tensor, *, scale: int) -> Maps:
+    def of(self, rows: Tensor, flips: Tensor, *, scale: int) -> TrunkMaps:
         """Of photos (B,), those mirrored that flips (B,) says; both on the maps' device."""
         stored = self.stored[scale]
-        return Maps(stored.maps[flips.long(), rows], stored.shapes[rows])
+        return TrunkMaps(stored.maps[flips.long(), rows], stored.shapes[rows])
 
 
 class FreshMaps:
@@ -183,20 +178,20 @@ class FreshMaps:
     def __init__(self, detector: Detector, photos: Sequence[Photo], *, amp: bool) -> None:
         self.detector, self.photos, self.amp = detector, photos, amp
 
-    def of(self, rows: Tensor, flips: Tensor, *, scale: int) -> Maps:
+    def of(self, rows: Tensor, flips: Tensor, *, scale: int) -> TrunkMaps:
         """As KeptMaps.of, but float32 where the trunk learns."""
         learns = any(p.requires_grad for p in self.detector.trunk.parameters())
-        found = []
+        own = []
         for row, flip in zip(rows.tolist(), flips.tolist(), strict=True):
             photo = self.photos[row]
             pixels = network_input([photo], network_of(photo, self.detector, scale), rows.device)
             pixels = pixels.flip(-1) if flip else pixels
             with torch.set_grad_enabled(learns):
-                found.append(trunk_maps(self.detector, pixels, amp=self.amp, half=not learns)[0])
-        shapes = torch.tensor([maps.shape[1:] for maps in found])
+                own.append(trunk_maps(self.detector, pixels, amp=self.amp, half=not learns)[0])
+        shapes = torch.tensor([maps.shape[1:] for maps in own])
         height, width = shapes.amax(0).tolist()
-        padded = [F.pad(m, (0, width - m.shape[2], 0, height - m.shape[1])) for m in found]
-        return Maps(torch.stack(padded), shapes.to(rows.device))
+        padded = [F.pad(m, (0, width - m.shape[2], 0, height - m.shape[1])) for m in own]
+        return TrunkMaps(torch.stack(padded), shapes.to(rows.device))
 
 
 def maps_fit(
@@ -254,19 +249,19 @@ def trunk_maps(detector: Detector, pixels: Tensor, *, amp: bool, half: bool = Tr
 @torch.no_grad()
 def _all_maps(
     detector: Detector, photos: Sequence[Photo], scale: int, *, flips: bool, amp: bool, bar: tqdm
-) -> Maps:
+) -> TrunkMaps:
     device = detector.scale.device
     maps, shapes = torch.zeros(0), torch.zeros(len(photos), 2, dtype=torch.long)
     for rows, size in same_sizes(photos, detector, scale):
         pixels = network_input([photos[row] for row in rows], size, device)
         for flip in range(2 if flips else 1):
-            found = trunk_maps(detector, pixels.flip(-1) if flip else pixels, amp=amp)
-            channels, height, width = found.shape[1:]
+            part = trunk_maps(detector, pixels.flip(-1) if flip else pixels, amp=amp)
+            channels, height, width = part.shape[1:]
             if not len(maps):
                 sizes = [network_of(photo, detector, scale) for photo in photos]
                 most = [max(side) * height // size[0] for side in zip(*sizes, strict=True)]
-                maps = found.new_zeros(1 + flips, len(photos), channels, *most)
-            maps[flip, torch.tensor(rows, device=device), :, :height, :width] = found
+                maps = part.new_zeros(1 + flips, len(photos), channels, *most)
+            maps[flip, torch.tensor(rows, device=device), :, :height, :width] = part
             shapes[rows] = torch.tensor([height, width])
         bar.update(len(rows))
-    return Maps(maps, shapes.to(device))
+    return TrunkMaps(maps, shapes.to(device))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,19 +24,12 @@ from surefeat.boxes.select import (
     to_coco,
     to_csv,
 )
-from surefeat.boxes.train import calibrate, learn
-from surefeat.core.files import (
-    choose_device,
-    environment,
-    from_dict,
-    to_dict,
-    write_json,
-    write_text,
-)
+from surefeat.boxes.train import calibrate, learn_boxes
+from surefeat.core.files import choose_device, write_text
 from surefeat.data.coco import write_annotations
 from surefeat.data.decode import Skipped
 from surefeat.data.labels import LabelledImages, PhotoLabels
-from surefeat.learn.runs import Run
+from surefeat.learn.runs import Run, list_skipped
 from surefeat.match.proposals import make_proposals, read_proposals
 
 _LOG = logging.getLogger("surefeat")
@@ -70,7 +62,7 @@ class Predicted:
 
 
 def fit_boxes(
-    found: LabelledImages,
+    labels: LabelledImages,
     *,
     out: str | Path,
     config: BoxesConfig | None = None,
@@ -80,32 +72,34 @@ def fit_boxes(
     device: str | torch.device | None = None,
     quiet: bool = False,
 ) -> Fitted:
-    """Learn a detector from image labels alone; boxes in `found` are not looked at.
+    """Learn a detector from image labels alone; boxes in `labels` are not looked at.
 
     out: the run folder. init: `imagenet` (downloaded), a file, or `none`. proposals: their file,
     made or added to where it lacks images; by default in the run folder. resume: continue the run
     in `out` exactly, with its own settings. An image without label is left out, and listed.
     """
-    where = choose_device(device)
-    run, config = _open(Path(out), config or BoxesConfig(), resume=resume, device=where)
-    detector = _create(config, found.categories, init=init, run=run).to(where)
-    labelled = found.labelled()
-    silent = [Skipped(image.name, "has no label") for image in found.images if not image.labels]
+    where, config = choose_device(device), config or BoxesConfig()
+    check_boxes_config(config)
+    run = Run.resume(out) if resume else Run.start(out, config, device=where)
+    detector = _create(run, labels.categories, init=init).to(where)
+    config = detector.fitted
+    labelled = labels.labelled()
+    silent = [Skipped(image.name, "has no label") for image in labels.images if not image.labels]
     known = ready_proposals(labelled, config, file=_file(proposals, run.folder), quiet=quiet)
     photos, bad = usable_photos(labelled, known, config)
     skipped = (*silent, *bad)
     list_skipped(run.folder, skipped)
-    _check_classes(photos, found.categories)
-    _same_images(run, photos)
+    _check_classes(photos, labels.categories)
+    run.store_images({"images": len(photos), "sha256": _digest(photos)})
     if not detector.hidden_given and not run.checkpoints():
         calibrate(detector, photos, config.learn)
-    steps = learn(detector, photos, run, config.learn, quiet=quiet)
+    steps = learn_boxes(detector, photos, run, config.learn, quiet=quiet)
     detector.eval().save(run.folder / "model")
     return Fitted(detector, run.folder, len(photos), steps, skipped)
 
 
 def predict_boxes(
-    found: LabelledImages,
+    labels: LabelledImages,
     detector: Detector,
     *,
     out: str | Path,
@@ -115,13 +109,14 @@ def predict_boxes(
 ) -> Predicted:
     """The best box of every image label, selected; writes boxes.json (COCO) and selection.csv.
 
+    config: that which the detector was fitted with, where it is not given.
     A label the detector does not know, an image without label and one that cannot be read are
     listed in skipped.txt; nothing else is lost: what was dropped is in selection.csv.
     """
-    config = config or BoxesConfig()
+    config = config or detector.fitted
     check_boxes_config(config)
     folder = Path(out)
-    images, skipped = _known_labels(found, detector)
+    images, skipped = _known_labels(labels, detector)
     known = ready_proposals(images, config, file=_file(proposals, folder), quiet=quiet)
     candidates: list[Candidate] = []
     sizes: dict[str, tuple[int, int]] = {}
@@ -131,9 +126,9 @@ def predict_boxes(
         photos, bad = usable_photos(part, known, config)
         skipped += bad
         scales, amp = config.select.scales, config.learn.amp
-        for each in score_photos(detector, photos, scales=scales, amp=amp):
-            sizes[each.photo.image.name] = each.photo.size
-            candidates += best_boxes(each, detector.categories, agreement=config.select.agreement)
+        for scored in score_photos(detector, photos, scales=scales, amp=amp):
+            sizes[scored.photo.image.name] = scored.photo.size
+            candidates += best_boxes(scored, detector.categories, agreement=config.select.agreement)
         bar.update(len(part))
     bar.close()
     selection = select(candidates, config.select)
@@ -160,20 +155,13 @@ def usable_photos(
     )
 
 
-def list_skipped(folder: Path, skipped: Sequence[Skipped]) -> None:
-    """Write skipped.txt, and say how many."""
-    write_text(folder / "skipped.txt", "".join(f"{s.name}\t{s.reason}\n" for s in skipped))
-    if skipped:
-        _LOG.warning("%d skipped, listed in %s", len(skipped), folder / "skipped.txt")
-
-
 def _known_labels(
-    found: LabelledImages, detector: Detector
+    labels: LabelledImages, detector: Detector
 ) -> tuple[list[PhotoLabels], list[Skipped]]:
     """Images with labels the detector knows, and what is left out."""
     known = frozenset(detector.categories)
     images, skipped = [], []
-    for image in found.images:
+    for image in labels.images:
         strange = sorted(image.labels - known)
         skipped += [Skipped(image.name, f"the detector knows no {name!r}") for name in strange]
         if not image.labels:
@@ -183,7 +171,7 @@ def _known_labels(
     if not images:
         raise ValueError(
             f"the detector knows {list(detector.categories)}, the images are labelled "
-            f"{list(found.categories)}; fit a detector on these labels"
+            f"{list(labels.categories)}; fit a detector on these labels"
         )
     return images, skipped
 
@@ -197,58 +185,32 @@ def _check_classes(photos: Sequence[Photo], categories: Sequence[str]) -> None:
             _LOG.warning("only one image shows %r: expect its box to be anything in it", name)
 
 
-def _same_images(run: Run, photos: Sequence[Photo]) -> None:
-    """A resumed run must see the same images, labels and proposals in the same order."""
+def _digest(photos: Sequence[Photo]) -> str:
+    """Of images, labels and proposals in their order."""
     digest = hashlib.sha256()
     for photo in photos:
         labels = [*sorted(photo.image.labels), "?", *sorted(photo.image.unsure)]
         digest.update(f"{photo.image.name}\t{labels}\n".encode())
         digest.update(photo.proposals.numpy().tobytes())
-    file = run.folder / "images.json"
-    about = {"images": len(photos), "sha256": digest.hexdigest()}
-    if run.checkpoints() and file.is_file() and json.loads(file.read_text()) != about:
-        raise ValueError(
-            f"images, labels or proposals changed since the run in {run.folder} began; put them "
-            "back, or start a new run with another --out"
-        )
-    write_json(file, about)
+    return digest.hexdigest()
 
 
 def _file(proposals: str | Path | None, folder: Path) -> Path:
     return folder / "proposals.sqlite" if proposals is None else Path(proposals)
 
 
-def _open(
-    out: Path, config: BoxesConfig, *, resume: bool, device: torch.device
-) -> tuple[Run, BoxesConfig]:
-    run = Run(out)
-    if resume:
-        if not run.config_file.is_file():
-            raise FileNotFoundError(f"{out} holds no run (no config.json); start one first")
-        config = from_dict(BoxesConfig, json.loads(run.config_file.read_text()))
-        checkpoint = run.load_checkpoint()
-        run.forget_after(checkpoint.step if checkpoint else 0)
-        return run, config
-    if run.checkpoints() or run.metrics_file.exists():
-        raise FileExistsError(f"{out} already holds a run; pass --resume, or another --out")
-    check_boxes_config(config)
-    write_json(run.folder / "environment.json", environment(device))
-    write_json(run.config_file, to_dict(config))
-    return run, config
-
-
-def _create(
-    config: BoxesConfig, categories: tuple[str, ...], *, init: str | Path, run: Run
-) -> Detector:
+def _create(run: Run, categories: tuple[str, ...], *, init: str | Path) -> Detector:
+    """The detector before training, with the settings of its run."""
+    config = run.settings(BoxesConfig)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.learn.seed)
-        detector = Detector.create(
-            config.detector, categories, init="none" if run.checkpoints() else init
-        )
+        # A checkpoint holds all weights; then the initial ones need not be at hand again.
+        init = "none" if run.checkpoints() else init
+        detector = Detector.create(config.detector, categories, init=init)
     if config.learn.trained == "last" and detector.tap != detector.trunk.last:
         fix = "pass --detector.tap auto, or train all or none of it"
         raise ValueError(f"{detector.tap} comes before the stage that --learn.trained last; {fix}")
-    if detector.config != config.detector:
-        # Weights may say which variant of the network they are for; a resumed run must know.
-        write_json(run.config_file, to_dict(replace(config, detector=detector.config)))
+    # Weights may say which variant of the network they are for; a resumed run must know.
+    detector.fitted = replace(config, detector=detector.config)
+    run.store_settings(detector.fitted)
     return detector

@@ -18,7 +18,14 @@ from torch import Tensor
 
 from surefeat.boxes.config import SelectConfig
 from surefeat.boxes.network import Detector
-from surefeat.boxes.photos import Boxes, Photo, network_input, same_sizes, stack_boxes, trunk_maps
+from surefeat.boxes.photos import (
+    PaddedBoxes,
+    Photo,
+    network_input,
+    same_sizes,
+    stack_proposals,
+    trunk_maps,
+)
 from surefeat.core.geometry import box_iou
 from surefeat.data.coco import Annotation, Coco, CocoCategory, CocoImage
 from surefeat.model.features import box_cells
@@ -66,7 +73,7 @@ def _mean_scores(
 ) -> Tensor:
     """(N, R, K); what is padding has 0."""
     device = detector.scale.device
-    boxes = stack_boxes(photos, device=device)
+    boxes = stack_proposals(photos, device=device)
     totals = torch.zeros(*boxes.valid.shape, len(detector.categories), device=device)
     for scale in scales:
         for rows, size in same_sizes(photos, detector, scale):
@@ -78,7 +85,7 @@ def _mean_scores(
 
 
 def _add(
-    detector: Detector, maps: Tensor, boxes: Boxes, rows: list[int], totals: Tensor, *,
+    detector: Detector, maps: Tensor, boxes: PaddedBoxes, rows: list[int], totals: Tensor, *,
     flip: bool, amp: bool,
 ) -> None:  # fmt: skip
     """One pass over photos of one size; their region scores are added to the totals."""

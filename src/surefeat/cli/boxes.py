@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Photos:
+class LabelledPhotos:
     """Which photos, and where their labels are."""
 
     labels: Path | None = None
@@ -30,7 +30,7 @@ class Photos:
     categories: tuple[str, ...] | None = None
     """Only these labels."""
 
-    def find(self, source: Path) -> LabelledImages:
+    def find_labels(self, source: Path) -> LabelledImages:
         from surefeat.data.labels import find_labels
 
         return find_labels(
@@ -57,14 +57,14 @@ class BoxesFit:
     """cuda, cpu, mps; by default the best there is."""
     json: bool = False
     """Print the result as JSON."""
-    photos: OmitArgPrefixes[Photos] = field(default_factory=Photos)
+    photos: OmitArgPrefixes[LabelledPhotos] = field(default_factory=LabelledPhotos)
     config: Annotated[BoxesConfig, arg(name="")] = field(default_factory=BoxesConfig)
 
     def run(self) -> None:
         from surefeat.boxes.run import fit_boxes
 
         done = fit_boxes(
-            self.photos.find(self.source), out=self.out, config=self.config, init=self.init,
+            self.photos.find_labels(self.source), out=self.out, config=self.config, init=self.init,
             proposals=self.proposals_file, resume=self.resume, device=self.device, quiet=self.json,
         )  # fmt: skip
         result = {
@@ -86,34 +86,36 @@ class BoxesPredict:
     """Folder for boxes.json, selection.csv, sheet.png and skipped.txt."""
     proposals_file: Path | None = None
     """Proposals, made or added to where it lacks images; by default in --out."""
-    regions: int = 1000
-    """Of an image's proposals the first so many compete."""
-    smallest: float = 0.04
-    """Proposals with a side under this share of the image's longest are left out."""
+    regions: int | None = None
+    """Of an image's proposals the first so many compete; by default as many as in fitting."""
+    smallest: float | None = None
+    """Proposals with a side under this share of the image's longest are left out; by default as in
+    fitting."""
     sheet: int = 36
     """Boxes on the contact sheet; 0 for none."""
     device: str | None = None
     """cuda, cpu, mps; by default the best there is."""
     json: bool = False
     """Print the result as JSON."""
-    photos: OmitArgPrefixes[Photos] = field(default_factory=Photos)
-    proposals: ProposalConfig = field(default_factory=ProposalConfig)
+    photos: OmitArgPrefixes[LabelledPhotos] = field(default_factory=LabelledPhotos)
     select: SelectConfig = field(default_factory=SelectConfig)
 
     def run(self) -> None:
         from surefeat.boxes.network import Detector
         from surefeat.boxes.run import predict_boxes
 
-        found = self.photos.find(self.source)
+        labels = self.photos.find_labels(self.source)
         detector = Detector.load(self.model, device=self.device)
+        fitted = detector.fitted
         done = predict_boxes(
-            found, detector, out=self.out, proposals=self.proposals_file, quiet=self.json,
-            config=BoxesConfig(
-                proposals=self.proposals, select=self.select, regions=self.regions,
-                smallest=self.smallest,
+            labels, detector, out=self.out, proposals=self.proposals_file, quiet=self.json,
+            config=replace(
+                fitted, select=self.select,
+                regions=fitted.regions if self.regions is None else self.regions,
+                smallest=fitted.smallest if self.smallest is None else self.smallest,
             ),
         )  # fmt: skip
-        sheet = _sheet(done, found, self.sheet) if self.sheet else None
+        sheet = _sheet(done, labels, self.sheet) if self.sheet else None
         result: dict[str, object] = {
             "boxes": str(done.folder / "boxes.json"), "sheet": sheet,
             "skipped": len(done.skipped), **done.selection.counts,
@@ -131,13 +133,13 @@ class BoxesPropose:
     """File to write or add to."""
     workers: int = 2
     """Threads."""
-    photos: OmitArgPrefixes[Photos] = field(default_factory=Photos)
+    photos: OmitArgPrefixes[LabelledPhotos] = field(default_factory=LabelledPhotos)
     proposals: ProposalConfig = field(default_factory=ProposalConfig)
 
     def run(self) -> None:
         from surefeat.match.proposals import make_proposals
 
-        items = [image.item for image in self.photos.find(self.source).labelled()]
+        items = [image.item for image in self.photos.find_labels(self.source).labelled()]
         added = make_proposals(items, self.proposals, file=self.file, workers=self.workers)
         print(f"{added} of {len(items)} images added to {self.file}")
 
@@ -157,14 +159,14 @@ class Boxes:
         self.what.run()
 
 
-def _sheet(done: Predicted, found: LabelledImages, count: int) -> str | None:
+def _sheet(done: Predicted, labels: LabelledImages, count: int) -> str | None:
     """Draw the contact sheet; without matplotlib say what is missing."""
     try:
         from surefeat.show.objects import contact_sheet, images_for
     except ImportError as error:
         say_not_drawn("contact sheet", error)
         return None
-    images = images_for(done.selection, found.images, count=count)
+    images = images_for(done.selection, labels.images, count=count)
     if not images:
         return None
     path = done.folder / "sheet.png"

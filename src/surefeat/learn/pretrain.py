@@ -29,7 +29,7 @@ from surefeat.data.decode import (
     choose_memory,
     decode_all,
 )
-from surefeat.data.sources import find_images
+from surefeat.data.sources import CONTEXT, find_images
 from surefeat.learn.config import Config, DataConfig, TrainConfig, check_numbers, preset
 from surefeat.learn.loop import (
     Job,
@@ -84,7 +84,7 @@ def pretrain(
     crop: str | Path | None = None,
     keep: str | Path | None = None,
     categories: tuple[str, ...] | None = None,
-    context: float = 0.2,
+    context: float = CONTEXT,
     resume: bool = False,
     overfit: int = 0,
     device: str | torch.device | None = None,
