@@ -133,6 +133,8 @@ class BoxesPropose:
     """File to write or add to."""
     workers: int = 2
     """Threads."""
+    json: bool = False
+    """Print the result as JSON."""
     photos: OmitArgPrefixes[LabelledPhotos] = field(default_factory=LabelledPhotos)
     proposals: ProposalConfig = field(default_factory=ProposalConfig)
 
@@ -141,7 +143,9 @@ class BoxesPropose:
 
         items = [image.item for image in self.photos.find_labels(self.source).labelled()]
         added = make_proposals(items, self.proposals, file=self.file, workers=self.workers)
-        print(f"{added} of {len(items)} images added to {self.file}")
+        result = {"file": str(self.file), "added": added, "images": len(items)}
+        words = f"{added} of {len(items)} images added to {self.file}"
+        say(result, to_script=self.json, words=words)
 
 
 @dataclass(frozen=True)

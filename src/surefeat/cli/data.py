@@ -26,12 +26,16 @@ class DataSynthetic:
     """Side of an image, pixels."""
     seed: int = 0
     """Another seed, other instances."""
+    json: bool = False
+    """Print the result as JSON."""
 
     def run(self) -> None:
         from surefeat.data.drawn import write_folder
 
         write_folder(self.out, count=self.count, size=self.size, seed=self.seed)
-        print(f"{self.count} images and keypoints.json in {self.out}")
+        result = {"images": self.count, "annotations": str(self.out / "keypoints.json")}
+        words = f"{self.count} images and keypoints.json in {self.out}"
+        say(result, to_script=self.json, words=words)
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,14 @@ class DataGet:
     """pf-willow, pf-pascal, spair-71k or pascal3d."""
     out: Path = Path("data")
     """Folder that holds data sets."""
+    json: bool = False
+    """Print the result as JSON."""
 
     def run(self) -> None:
         from surefeat.data.fetch import get
 
-        print(get(self.name, self.out))
+        where = get(self.name, self.out)
+        say({"data": str(where)}, to_script=self.json, words=str(where))
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ class DataShow:
     """Which pairs."""
     count: int = 6
     """How many, spread evenly over the list."""
+    json: bool = False
+    """Print the result as JSON."""
 
     def run(self) -> None:
         from surefeat.data.benchmarks import load_benchmark
@@ -75,7 +84,9 @@ class DataShow:
         chosen = [pairs[i * len(pairs) // count] for i in range(count)]
         self.out.parent.mkdir(parents=True, exist_ok=True)
         keypoint_pairs(chosen).savefig(self.out, dpi=150)
-        print(f"{count} of {len(pairs)} pairs in {self.out}")
+        result = {"picture": str(self.out), "shown": count, "pairs": len(pairs)}
+        words = f"{count} of {len(pairs)} pairs in {self.out}"
+        say(result, to_script=self.json, words=words)
 
 
 @dataclass(frozen=True)

@@ -245,11 +245,14 @@ class EvaluateTables:
     """Folder with result files."""
     out: Path = Path("results/tables")
     """Folder for results.md, the figures and index.html."""
+    json: bool = False
+    """Print the result as JSON."""
 
     def run(self) -> None:
         from surefeat.show.results import write_results
 
-        print(write_results(self.folder, self.out))
+        page = str(write_results(self.folder, self.out))
+        say({"page": page}, to_script=self.json, words=page)
 
 
 # One class serves four subcommands, each with its benchmark filled in.

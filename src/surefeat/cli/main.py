@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 from tyro.conf import Positional, arg, subcommand
 
+from surefeat import __version__
 from surefeat.cli.boxes import Boxes
 from surefeat.cli.data import Data, Export
 from surefeat.cli.evaluate import Evaluate
@@ -121,11 +122,14 @@ class Report:
     """Run folder."""
     images: tuple[Path, ...] = ()
     """Images to show; by default those the run kept as examples."""
+    json: bool = False
+    """Print the result as JSON."""
 
     def run(self) -> None:
         from surefeat.show.report import write_report
 
-        print(write_report(self.folder, images=self.images))
+        page = str(write_report(self.folder, images=self.images))
+        say({"report": page}, to_script=self.json, words=page)
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,9 @@ class Demo:
 def main(argv: list[str] | None = None) -> None:
     """Entry point of `surefeat`: errors are one line that names the fix, and exit code 2."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv == ["--version"]:
+        print(f"surefeat {__version__}")
+        return
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("surefeat").setLevel(logging.INFO)  # other packages' notes are no use here
     command: Any = tyro.cli(_commands(argv), args=argv, prog="surefeat", description=_ABOUT)
@@ -243,5 +250,5 @@ def _report(folder: Path) -> str | None:
 
 _ABOUT = (
     "Dense visual features with a per-pixel confidence, learned from unlabelled photos. "
-    "`surefeat COMMAND --help` explains each command."
+    "`surefeat COMMAND --help` explains each command; `surefeat --version` says which one this is."
 )

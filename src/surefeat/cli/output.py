@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def say(result: Mapping[str, Any], *, to_script: bool) -> None:
-    """A result as one line of JSON, or a line per value for a person."""
+def say(result: Mapping[str, Any], *, to_script: bool, words: str | None = None) -> None:
+    """A result as one line of JSON; for a person in these words, or as a line per value."""
     if to_script:
         from surefeat.core.files import as_json
 
         print(as_json(dict(result)))
+        return
+    if words is not None:
+        print(words)
         return
     for name, value in result.items():
         entries = value if isinstance(value, Mapping) else {name: value}
