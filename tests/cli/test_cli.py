@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from surefeat.cli import main as cli
 from surefeat.cli.main import main
 from surefeat.cli.output import say
 from surefeat.data.drawn import write_folder
+from surefeat.learn.config import Config, preset
 from surefeat.match.points import match_points
 from surefeat.match.search import WIDE_VOTING
 from surefeat.model.config import ModelConfig
@@ -59,6 +61,25 @@ def test_a_preset_sets_the_defaults_that_help_shows(capsys: pytest.CaptureFixtur
         main(["pretrain", "--preset", "paper", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert "(default: adagrad)" in text
+
+
+def test_a_preset_is_taken_however_it_is_spelled_and_a_wrong_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken: list[tuple[str, Config]] = []
+    monkeypatch.setattr(cli.Pretrain, "run", lambda self: taken.append((self.preset, self.config)))
+    start = ["pretrain", "photos", "--out", "run"]
+    for words in (["--preset", "paper"], ["--preset=paper"], ["--preset=ours", "--preset=paper"]):
+        main([*start, *words])
+    assert taken == [("paper", preset("paper"))] * 3
+    main([*start, "--preset=small", "--train.steps", "7"])
+    assert taken[-1][1].train == replace(preset("small").train, steps=7)
+    for words in (["--preset=pap"], ["--preset", "pap"], ["--pre", "paper"], ["--preset="]):
+        with pytest.raises(SystemExit) as end:
+            main([*start, *words])
+        assert end.value.code == 2
+    assert len(taken) == 4
+    assert "'small'" in capsys.readouterr().err
 
 
 def test_pretrain_extract_evaluate_and_report_work_together(

@@ -219,7 +219,9 @@ def main(argv: list[str] | None = None) -> None:
 def _commands(argv: list[str]) -> Any:
     """The union of all commands; --preset is read first, since it sets other defaults."""
     name: Any = "ours"
-    for flag, value in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        flag, joined, value = word.partition("=")
+        value = value if joined else following
         if flag == "--preset" and value in get_args(Preset):
             name = value
     start: Any = Pretrain(source=tyro.MISSING, out=tyro.MISSING, preset=name, config=preset(name))
