@@ -121,7 +121,7 @@ def test_a_fit_that_is_stopped_or_refused_leaves_nothing(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    for name in ("surefeat.keypoints.detector.fit_head", "surefeat.core.files.write_json"):
+    for name in ("surefeat.keypoints.detector.fit", "surefeat.core.files.write_json"):
         with monkeypatch.context() as patch:
             patch.setattr(name, interrupted)
             with pytest.raises(SystemExit) as stopped:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.head import (
     Batch,
     KeypointHead,
@@ -92,15 +93,12 @@ def learn(
     steps: int = 60,
     learning_rate: float = 1e-2,
     weight_decay: float = 0.0,
-    progress: Callable[[int], None] | None = None,
 ) -> tuple[KeypointHead, list[float]]:
     generator = torch.Generator().manual_seed(seed)
     head = KeypointHead(4, 1, hidden=16, generator=generator)
-    losses = fit(
-        head, (batches(generator) for _ in range(steps)), steps=steps, weight=50.0,
-        learning_rate=learning_rate, weight_decay=weight_decay, progress=progress,
-    )  # fmt: skip
-    return head, losses
+    config = KeypointConfig(learning_rate=learning_rate, weight_decay=weight_decay)
+    drawn = (batches(generator) for _ in range(steps))
+    return head, fit(head, drawn, steps=steps, config=config)
 
 
 def test_the_loop_learns_and_the_same_seed_gives_the_same_head() -> None:

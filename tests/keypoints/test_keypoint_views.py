@@ -16,7 +16,7 @@ from surefeat.data.decode import Place
 from surefeat.data.keypoints import KeypointSet
 from surefeat.keypoints import views as views_module
 from surefeat.keypoints.config import KeypointConfig
-from surefeat.keypoints.views import CutObjects, ViewStore, cut_objects, make_views, room_for
+from surefeat.keypoints.views import CutObjects, Views, ViewStore, cut_objects, room_for
 from tiny import COLOURS, CPU, HEAD, SIDE, colours, write_photos
 
 
@@ -30,10 +30,10 @@ def objects(labelled: KeypointSet) -> CutObjects:
     return cut_objects(labelled, size=SIDE, jitter=1 / 6, device=CPU, workers=2)
 
 
-def own_boxes(objects: CutObjects, *, mirror: bool) -> Any:
+def own_boxes(objects: CutObjects, *, mirror: bool) -> Views:
     numbers = torch.arange(len(objects))
     turned = torch.full((len(objects),), mirror)
-    return make_views(objects, numbers, objects.boxes, turned, features=colours, size=SIDE)
+    return Views(objects, numbers, objects.boxes, turned, features=colours, size=SIDE)
 
 
 def store(objects: CutObjects, features: Any = colours, **changes: Any) -> ViewStore:
@@ -172,8 +172,7 @@ def test_batches_show_every_view_once_before_any_twice(objects: CutObjects) -> N
     seen: list[list[int]] = []
     for seed in (0, 0, 1):
         rows = torch.arange(12)
-        generator = torch.Generator().manual_seed(seed)
-        batches = kept.every.batches(rows, steps=5, config=kept.config, generator=generator)
+        batches = kept.every.batches(rows, steps=5, config=kept.config, seed=seed)
         every = kept.every.maps(rows)
         drawn = torch.cat([features for features, _, _ in batches])
         assert len(drawn) == 25
@@ -192,7 +191,7 @@ def test_keypoints_that_are_not_visible_count_as_absent_or_not_at_all(
     rows = (views.visible.sum(1) < objects.own.sum(1)).nonzero()[:1, 0]
     for absent, counted in (("background", objects.own), ("ignored", objects.visible)):
         settings = replace(config, absent=absent)  # type: ignore[arg-type]
-        (batch,) = views.batches(rows, steps=1, config=settings, generator=torch.Generator())
+        (batch,) = views.batches(rows, steps=1, config=settings, seed=0)
         _, targets, counts = batch
         assert torch.equal(counts, counted[rows].expand(4, 5))
         assert torch.equal(targets.amax((-2, -1)) > 0, objects.visible[rows].expand(4, 5))
@@ -205,7 +204,7 @@ def test_the_targets_are_those_of_the_settings(
     settings = KeypointConfig(batch=1, floor=floor, spread=spread)
     views = own_boxes(objects, mirror=False)
     row = torch.tensor([2])
-    (batch,) = views.batches(row, steps=1, config=settings, generator=torch.Generator())
+    (batch,) = views.batches(row, steps=1, config=settings, seed=0)
     x, y = views.points[2, views.visible[2]].T[..., None, None]
     across, down = torch.arange(12.0)[None, None], torch.arange(12.0)[None, :, None]
     gauss = (((x - across) ** 2 + (y - down) ** 2) / (-2 * spread**2)).exp()

@@ -18,7 +18,7 @@ from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.keypoints.head import KeypointHead
 from surefeat.measure import fewshot
-from surefeat.measure.fewshot import Cache, Rounds, fit_head, measure_row
+from surefeat.measure.fewshot import Cache, Rounds, fit, measure_row
 from surefeat.measure.fewshot_data import FewShotData, cut_sets
 from surefeat.measure.results import Score, read_result
 from surefeat.measure.rows import Row, build_row, untrained_row
@@ -85,23 +85,18 @@ def test_seeds_draw_other_images_other_heads_and_other_batches(
     data: FewShotData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the largest round all images are the same, so what differs there is head and batches."""
-    drawn: list[tuple[Tensor, list[list[int]]]] = []
+    drawn: list[tuple[Tensor, Tensor]] = []
 
-    def watched(head: KeypointHead, views: Any, rows: Tensor, *rest: Any, **named: Any) -> Any:
-        seen: list[list[int]] = []
-        plain = views.maps
-        object.__setattr__(views, "maps", lambda rows: (seen.append(rows.tolist()), plain(rows))[1])
-        before = head.conv1.weight.detach().clone()
-        losses = fit_head(head, views, rows, *rest, **named)
-        object.__delattr__(views, "maps")
-        drawn.append((before, seen))
-        return losses
+    def watched(head: KeypointHead, batches: Any, **named: Any) -> Any:
+        before, seen = head.conv1.weight.detach().clone(), list(batches)
+        drawn.append((before, torch.stack([features.sum() for features, _, _ in seen])))
+        return fit(head, seen, **named)
 
-    monkeypatch.setattr(fewshot, "fit_head", watched)
+    monkeypatch.setattr(fewshot, "fit", watched)
     rounds = replace(ROUNDS, rounds=("all",), seeds=(0, 1, 2))
     measure_row(oracle(), data, rounds, replace(HEAD, least_steps=3), out=tmp_path)
     heads, batches = zip(*drawn, strict=True)
-    assert len({tuple(map(tuple, batch)) for batch in batches}) == 3
+    assert len({tuple(batch.tolist()) for batch in batches}) == 3
     assert not torch.equal(heads[0], heads[1])
     records = measure_row(
         oracle(), data, replace(ROUNDS, rounds=(1,), seeds=(0, 1, 2)),
@@ -212,11 +207,11 @@ def test_a_round_starts_from_the_head_of_the_one_before(
 
     def watched(head: KeypointHead, *arguments: Any, **named: Any) -> list[float]:
         before = head.conv1.weight.detach().clone()
-        losses = fit_head(head, *arguments, **named)
+        losses = fit(head, *arguments, **named)
         seen.append((before, head.conv1.weight.detach().clone()))
         return losses
 
-    monkeypatch.setattr(fewshot, "fit_head", watched)
+    monkeypatch.setattr(fewshot, "fit", watched)
     measure_row(oracle(), data, ROUNDS, replace(HEAD, least_steps=2), out=tmp_path)
     first, second = seen[:3], seen[3:]
     for rounds in (first, second):
@@ -236,9 +231,9 @@ def test_an_interrupted_evaluation_continues_to_the_same_result(
         calls += 1
         if calls == 5:  # the second seed's second round
             raise KeyboardInterrupt
-        return fit_head(*arguments, **named)
+        return fit(*arguments, **named)
 
-    monkeypatch.setattr(fewshot, "fit_head", tiring)
+    monkeypatch.setattr(fewshot, "fit", tiring)
     with pytest.raises(KeyboardInterrupt):
         measure_row(oracle(), data, ROUNDS, HEAD, out=tmp_path)
     (cache,) = (tmp_path / "cache").glob("*.jsonl")

@@ -12,7 +12,7 @@ import json
 import logging
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,11 @@ from surefeat.data.keypoints import (
 )
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.head import KeypointHead, find_points, fit
-from surefeat.keypoints.views import BATCH, Views, ViewStore, cut_objects, describe, maps_of
+from surefeat.keypoints.views import BATCH, ViewStore, cut_objects, describe, maps_of
 from surefeat.model.features import stack_boxes
 from surefeat.model.network import DenseFeatures
 
-__all__ = ["KeypointConfig", "KeypointDetector", "Labelled", "fit_head"]
+__all__ = ["KeypointConfig", "KeypointDetector", "Labelled"]
 
 HEAD, SETTINGS = "head.safetensors", "detector.json"
 
@@ -51,29 +51,6 @@ _LOG = logging.getLogger(__name__)
 
 Work = tuple[Tensor, Labelled]
 """An image's pixels, and an object in it."""
-
-
-def fit_head(
-    head: KeypointHead,
-    views: Views,
-    rows: Tensor,
-    config: KeypointConfig,
-    *,
-    steps: int,
-    seed: int,
-    progress: Callable[[int], None] | None = None,
-) -> list[float]:
-    """Train a head, new or from an earlier fit, on the views `rows` (M,) -> the loss of each step.
-
-    The seed decides on the batches. Detectors are fitted by this, and so is every round of the
-    benchmark.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    return fit(
-        head, views.batches(rows, steps=steps, config=config, generator=generator), steps=steps,
-        learning_rate=config.learning_rate, weight_decay=config.weight_decay,
-        weight=config.weight, progress=progress,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,9 +97,9 @@ class KeypointDetector:
             generator=torch.Generator().manual_seed(seed),
         ).to(device)  # fmt: skip
         with tqdm(total=steps, desc="learning", unit="step", disable=quiet) as bar:
-            fit_head(
-                head, views, rows, config, steps=steps, seed=seed,
-                progress=lambda _: bar.update(),
+            fit(
+                head, views.batches(rows, steps=steps, config=config, seed=seed), steps=steps,
+                config=config, progress=lambda _: bar.update(),
             )  # fmt: skip
         return cls(model, head, labelled.categories, config)
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefeat.core.geometry import out_of_box
+from surefeat.keypoints.config import KeypointConfig
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Features (B, C, h, w), targets (B, K, h, w) and the channels that count (B, K), on one device."""
@@ -113,33 +114,32 @@ def fit(
     batches: Iterable[Batch],
     *,
     steps: int,
-    learning_rate: float,
-    weight_decay: float,
-    weight: float,
+    config: KeypointConfig,
     progress: Callable[[int], None] | None = None,
 ) -> list[float]:
     """Train the head by AdamW, its rate falling to 0 along half a cosine -> the loss of each step.
 
-    `batches` gives `steps` of them, on the head's device. The head is left in eval mode. On CUDA
-    products are in bf16; nothing waits for the device before the last step. The same batches give
-    the same weights, bit for bit, on one machine.
+    The head is new or from an earlier fit, and left in eval mode; `batches` gives `steps` of them.
+    Detectors are fitted by this, and so is every round of the benchmark. On CUDA products are in
+    bf16; nothing waits for the device before the last step. The same batches give the same weights,
+    bit for bit, on one machine.
     """
     device = head.conv2.weight.device
     on_cuda = device.type == "cuda"
     head.train().to(memory_format=torch.channels_last)
     optimiser = torch.optim.AdamW(
-        head.parameters(), weight_decay=weight_decay, fused=device.type in ("cpu", "cuda")
+        head.parameters(), weight_decay=config.weight_decay, fused=device.type in ("cpu", "cuda")
     )
     losses = []
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
         for step, (features, targets, own) in enumerate(batches):
             with torch.autocast(device.type, torch.bfloat16, enabled=on_cuda):
                 logits = head(features.to(memory_format=torch.channels_last))
-            loss = heatmap_loss(logits.float().sigmoid(), targets, own, weight=weight)
+            loss = heatmap_loss(logits.float().sigmoid(), targets, own, weight=config.weight)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             for group in optimiser.param_groups:
-                group["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+                group["lr"] = config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimiser.step()
             losses.append(loss.detach())
             if progress is not None:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from surefeat.core.geometry import into_box, jittered_box, mirrored, normalise, out_of_box
 from surefeat.core.image import crop
 from surefeat.data.decode import free_host_memory
-from surefeat.data.keypoints import Category, KeypointSet, channels
+from surefeat.data.keypoints import KeypointSet
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.head import Batch, heatmaps
 from surefeat.model.network import DenseFeatures, Maps
@@ -140,69 +140,93 @@ def cut_objects(
         except BaseException:  # the first bad file, or Ctrl-C, must not wait for all others
             pool.shutdown(cancel_futures=True)
             raise
-    keypoints = _keypoints(labelled)
-    return CutObjects(*(tensor.to(device) for tensor in (pixels, reach, boxes, *keypoints)))
+    tensors = (pixels, reach, boxes, *_keypoints(labelled))
+    return CutObjects(*(tensor.to(device) for tensor in tensors))
 
 
 def _keypoints(labelled: KeypointSet) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Points, visible, own and flip of CutObjects."""
-    spans, flip = channels(labelled.categories), twins(labelled.categories)
+    both = list(zip(labelled.categories, labelled.channels, strict=True))
+    flip = torch.tensor([span.start + twin for kind, span in both for twin in kind.flip])
     shape = (len(labelled.objects), len(flip))
     points = torch.full((*shape, 2), torch.nan)
     visible, own = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
     for number, item in enumerate(labelled.objects):
-        span = slice(spans[item.category].start, spans[item.category].stop)
+        channels = labelled.channels[item.category]
+        span = slice(channels.start, channels.stop)
         points[number, span], visible[number, span] = item.points, item.visible
         own[number, span] = True
     return points, visible, own, flip
 
 
-def twins(categories: tuple[Category, ...]) -> Tensor:
-    """(K,) channel that each keypoint of all categories becomes in a mirrored image."""
-    spans = channels(categories)
-    pairs = zip(categories, spans, strict=True)
-    return torch.tensor([span.start + twin for kind, span in pairs for twin in kind.flip])
-
-
-@dataclass(frozen=True, eq=False)
 class Views:
-    """M views of objects, described or to be described; K channels."""
+    """M views of objects (M,) through boxes (M, 4) within their reach, some mirrored (M,) bool.
 
-    objects: CutObjects
-    numbers: Tensor
-    """(M,) of the objects they show."""
-    boxes: Tensor
-    """(M, 4) inclusive, original pixels, within the objects' reach."""
-    mirror: Tensor
-    """(M,) bool: mirrored before the network sees them."""
-    features: FeatureFunction
-    crop_size: int
-    """Pixels."""
-    kept: Tensor | None
-    """(M, h, w, C): channels last, as convolutions like them; None: made anew whenever asked."""
-    size: tuple[int, int]
-    """(h, w) of the maps."""
-    points: Tensor
-    """(M, K, 2) cells of the map."""
-    visible: Tensor
-    """(M, K) bool."""
+    They are described when they are made, if their features fit into memory, else when asked for.
+    """
+
+    def __init__(
+        self,
+        objects: CutObjects,
+        numbers: Tensor,
+        boxes: Tensor,
+        mirror: Tensor,
+        *,
+        features: FeatureFunction,
+        size: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        device = objects.boxes.device
+        self.objects, self.features, self.crop_size = objects, features, size
+        self.numbers, self.boxes, self.mirror = (
+            numbers.to(device),
+            boxes.to(device),
+            mirror.to(device),
+        )
+        self.kept: Tensor | None = None
+        """(M, h, w, C): channels last, as convolutions like them; None: made anew."""
+        self.size = self._keep(progress)
+        """(h, w) of the maps."""
+        points = into_box(objects.points[self.numbers], self.boxes, size=self.size)
+        visible = objects.visible[self.numbers]
+        turned, seen = mirrored(points, visible, objects.flip, size=self.size)
+        self.points = torch.where(self.mirror[:, None, None], turned, points)
+        """(M, K, 2) cells of the map."""
+        self.visible = torch.where(self.mirror[:, None], seen, visible)
+        """(M, K) bool."""
+
+    def _keep(self, progress: Callable[[int], None] | None) -> tuple[int, int]:
+        count, batch = len(self.numbers), BATCH.get(self.boxes.device.type, 16)
+        for start in range(0, count, batch):
+            part = slice(start, start + batch)
+            maps = self._describe(part)
+            room = room_for(count, maps) if start == 0 else self.kept
+            if room is None:
+                break
+            room[part] = maps.permute(0, 2, 3, 1)
+            self.kept = room
+            if progress is not None:
+                progress(min(start + batch, count))
+        return maps.shape[-2], maps.shape[-1]
+
+    def _describe(self, rows: Tensor | slice) -> Tensor:
+        crops = self.objects.read(self.numbers[rows], self.boxes[rows], size=self.crop_size)
+        mirror = self.mirror[rows, None, None, None]
+        return maps_of(torch.where(mirror, crops.flip(-1), crops), self.features)
 
     def maps(self, rows: Tensor | slice) -> Tensor:
         """Features of some views as (B, C, h, w), on the objects' device."""
         if self.kept is None:
-            return _describe(
-                self.objects, self.numbers[rows], self.boxes[rows], self.mirror[rows],
-                features=self.features, size=self.crop_size,
-            )  # fmt: skip
+            return self._describe(rows)
         rows = rows.to(self.kept.device) if isinstance(rows, Tensor) else rows
         maps = self.kept[rows].to(self.boxes.device).permute(0, 3, 1, 2)
         return maps if maps.is_cuda else maps.float()
 
     def batches(
-        self, rows: Tensor, *, steps: int, config: KeypointConfig, generator: torch.Generator
+        self, rows: Tensor, *, steps: int, config: KeypointConfig, seed: int
     ) -> Iterator[Batch]:
         """Random batches of the views `rows` (M,); one recurs only when all have been drawn."""
-        count = steps * config.batch
+        count, generator = steps * config.batch, torch.Generator().manual_seed(seed)
         passes = -(-count // len(rows))
         order = torch.cat([torch.randperm(len(rows), generator=generator) for _ in range(passes)])
         for batch in rows[order[:count].to(rows.device)].reshape(steps, config.batch):
@@ -210,56 +234,9 @@ class Views:
                 self.points[batch], self.visible[batch], size=self.size, spread=config.spread,
                 floor=config.floor,
             )  # fmt: skip
-            absent = self.objects.own[self.numbers[batch]]
-            counts = absent if config.absent == "background" else self.visible[batch]
+            own = self.objects.own[self.numbers[batch]]
+            counts = own if config.absent == "background" else self.visible[batch]
             yield self.maps(batch), targets, counts
-
-
-def make_views(
-    objects: CutObjects,
-    numbers: Tensor,
-    boxes: Tensor,
-    mirror: Tensor,
-    *,
-    features: FeatureFunction,
-    size: int,
-    progress: Callable[[int], None] | None = None,
-) -> Views:
-    """Views of objects (M,) through boxes (M, 4), described if their features fit into memory."""
-    device = objects.boxes.device
-    numbers, boxes, mirror = numbers.to(device), boxes.to(device), mirror.to(device)
-    kept: Tensor | None = None
-    batch = BATCH.get(device.type, 16)
-    for start in range(0, len(numbers), batch):
-        part = slice(start, start + batch)
-        maps = _describe(
-            objects, numbers[part], boxes[part], mirror[part], features=features, size=size
-        )
-        kept = room_for(len(numbers), maps) if start == 0 else kept
-        if kept is None:
-            break
-        kept[part] = maps.permute(0, 2, 3, 1)
-        if progress is not None:
-            progress(min(start + batch, len(numbers)))
-    cells = (maps.shape[-2], maps.shape[-1])
-    points = into_box(objects.points[numbers], boxes, size=cells)
-    turned, seen = mirrored(points, objects.visible[numbers], objects.flip, size=cells)
-    points = torch.where(mirror[:, None, None], turned, points)
-    visible = torch.where(mirror[:, None], seen, objects.visible[numbers])
-    return Views(objects, numbers, boxes, mirror, features, size, kept, cells, points, visible)
-
-
-def _describe(
-    objects: CutObjects,
-    numbers: Tensor,
-    boxes: Tensor,
-    mirror: Tensor,
-    *,
-    features: FeatureFunction,
-    size: int,
-) -> Tensor:
-    crops = objects.read(numbers, boxes, size=size)
-    return maps_of(torch.where(mirror[:, None, None, None], crops.flip(-1), crops), features)
 
 
 def room_for(count: int, maps: Tensor) -> Tensor | None:
@@ -334,7 +311,7 @@ class ViewStore:
         boxes = self.objects.boxes[numbers.to(self.objects.boxes.device)]
         boxes = jittered_box(boxes, generator, self.config.jitter)
         mirror = (torch.arange(len(numbers)) % count % 2 == 1) & self.config.mirror
-        views = make_views(
+        views = Views(
             self.objects, numbers, boxes, mirror, features=self.features, size=self.config.size,
             progress=self.progress,
         )  # fmt: skip

@@ -27,9 +27,8 @@ from tqdm import tqdm
 from surefeat.core.files import choose_device, environment, write_tensors, write_text
 from surefeat.core.geometry import into_box, out_of_box
 from surefeat.keypoints.config import FewShot, KeypointConfig, Round, Split
-from surefeat.keypoints.detector import fit_head
-from surefeat.keypoints.head import KeypointHead, find_points
-from surefeat.keypoints.views import CutObjects, Views, ViewStore, make_views
+from surefeat.keypoints.head import KeypointHead, find_points, fit
+from surefeat.keypoints.views import CutObjects, Views, ViewStore
 from surefeat.measure.fewshot_data import FewShotData, cut_sets, load_sets, some_objects
 from surefeat.measure.results import write_result
 from surefeat.measure.rows import Row, build_row
@@ -150,7 +149,7 @@ class Rounds:
         """One view of every test object, its own box."""
         start, objects = time.perf_counter(), self.data.test.objects
         numbers = torch.arange(len(objects))
-        views = make_views(
+        views = Views(
             objects, numbers, objects.boxes, torch.zeros_like(numbers, dtype=torch.bool),
             features=self.features, size=self.config.size,
         )  # fmt: skip
@@ -187,7 +186,8 @@ class Rounds:
         train, test, start = self.data.train, self.data.test, time.perf_counter()
         steps = self.config.steps(len(chosen))
         views, rows = self.store.views_of(chosen, seed=seed)
-        losses = fit_head(head, views, rows, self.config, steps=steps, seed=seed)
+        batches = views.batches(rows, steps=steps, config=self.config, seed=seed)
+        losses = fit(head, batches, steps=steps, config=self.config)
         last = losses[-max(1, len(losses) // 10) :]
         trained = time.perf_counter()
         guessed = out_of_box(mean_positions(train.objects, chosen), test.objects.boxes, size=UNIT)
