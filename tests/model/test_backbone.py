@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -88,10 +91,8 @@ def test_vgg_with_conv5_equals_torchvision_and_adds_pool4_to_its_descriptors() -
         torch.testing.assert_close(found["pool4"], theirs.features[:24](_image(64)))
     assert (model.lower, model.stride) == ("pool4", 16)
     model.set_trained("last")
-    learning = {n for n, p in model.named_parameters() if p.requires_grad}
-    assert {n for n in learning if n.endswith("weight")} == {
-        "head.weight", *(f"trunk.features.{i}.weight" for i in (24, 26, 28))
-    }  # fmt: skip
+    wanted = {f"trunk.features.{i}.weight" for i in (24, 26, 28)}
+    assert learning_weights(model) == wanted | {"head.weight"}
 
 
 def test_folded_batch_norm_has_the_outputs_and_gradients_of_the_plain_one() -> None:
@@ -121,12 +122,129 @@ def test_taps_are_the_papers_layers_and_deeper_ones_are_not_run() -> None:
     }
 
 
-def test_timm_trunk_gives_maps_of_the_promised_stride() -> None:
+def learning_weights(model: DenseFeatures) -> set[str]:
+    """Filters and matrices that learn, without norms and biases."""
+    return {n for n, p in model.named_parameters() if p.requires_grad and p.ndim > 1}
+
+
+def test_the_last_stage_of_vgg_is_its_last_three_convolutions() -> None:
+    model = DenseFeatures(ModelConfig(trunk="vgg16", channels=8))
+    model.set_trained("last")
+    wanted = {f"trunk.features.{i}.weight" for i in (17, 19, 21)}
+    assert learning_weights(model) == wanted | {"head.weight"}
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg16", "timm:vit_tiny_patch16_224"])
+def test_images_are_scaled_as_the_published_weights_were_trained(name: str) -> None:
+    if name.startswith("timm:"):
+        published: Any = pytest.importorskip("timm").get_pretrained_cfg("vit_tiny_patch16_224")
+    else:
+        zoo = torchvision.models
+        kinds = {"resnet50": zoo.ResNet50_Weights, "vgg16": zoo.VGG16_Weights}
+        published = kinds[name].IMAGENET1K_V1.transforms()
+    model = DenseFeatures(ModelConfig(trunk=name, channels=8))
+    image = torch.rand(2, 3, 4, 5)
+    for channel, (mean, std) in enumerate(zip(published.mean, published.std, strict=True)):
+        scaled = model.normalise_input(image)[:, channel]
+        torch.testing.assert_close(scaled, (image[:, channel] - mean) / std)
+
+
+TIMM = {
+    "resnet18": (16, "stage3", 0.75), "efficientnet_b0": (16, "stage3", 0.2),
+    "convnext_atto": (16, "stage2", 0.56), "mobilenetv3_small_100": (16, "stage3", 0.06),
+    "swin_tiny_patch4_window7_224": (32, "stage2", 0.56),
+    "vit_tiny_patch16_224": (16, "block10", 0.24),
+    "vit_small_patch14_reg4_dinov2": (14, "block10", 0.24),
+}  # fmt: skip
+"""Stride, the lower layer that is taken by itself, and the share of weights in the last stage."""
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm_trunks_take_any_size_and_keep_their_stride(name: str) -> None:
     pytest.importorskip("timm")
-    model = DenseFeatures(ModelConfig(trunk="timm:resnet18", lower="stage3", channels=16)).eval()
+    stride, lower, share = TIMM[name]
+    torch.manual_seed(0)
+    model = DenseFeatures(ModelConfig(trunk=f"timm:{name}", channels=8)).eval()
+    assert (model.stride, model.lower) == (stride, lower)
     with torch.inference_mode():
-        maps = model(torch.rand(1, 3, 64, 96))
-    assert maps.descriptors.shape == (1, 16, 64 // model.stride, 96 // model.stride)
+        for height, width in ((64, 96), (70, 99), (112, 70)):
+            maps, below = model.forward_with_lower(torch.rand(1, 3, height, width))
+            cells = (math.ceil(height / stride), math.ceil(width / stride))
+            assert maps.descriptors.shape == (1, 8, *cells)
+            assert below.shape[1] == model.trunk.taps[lower]
+    (features,) = model.extract(np.zeros((50, 80, 3), np.uint8), longest_side=100)
+    assert features.frame.network[1] % stride == 0
+    model.set_trained("last")
+    learns = sum(p.numel() for p in model.trunk.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.trunk.parameters())
+    assert learns / total == pytest.approx(share, abs=0.02)
+
+
+def test_the_last_blocks_of_a_vision_transformer_learn_and_no_others() -> None:
+    pytest.importorskip("timm")
+    model = DenseFeatures(ModelConfig(trunk="timm:vit_tiny_patch16_224", channels=8))
+    model.set_trained("last")
+    blocks = {name.split(".")[3] for name in learning_weights(model) if "blocks" in name}
+    assert blocks == {"9", "10", "11"}
+    others = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert all("blocks" in name or name.split(".")[-2] in ("norm", "head") for name in others)
+
+
+def test_tokens_of_a_transformer_lie_where_their_patch_does() -> None:
+    """Neither class token nor registers are taken for places: a patch changes its own cell most."""
+    pytest.importorskip("timm")
+    torch.manual_seed(0)
+    trunk = build_trunk("timm:vit_small_patch14_reg4_dinov2").eval()
+    plain = torch.randn(1, 3, 56, 84)
+    marked = plain.clone()
+    marked[..., 28:42, 56:70] += 2
+    with torch.inference_mode():
+        change = (trunk(marked, ("block0",))["block0"] - trunk(plain, ("block0",))["block0"]).norm(
+            dim=1
+        )
+    assert int(change.flatten().argmax()) == 2 * 6 + 4
+
+
+def test_weights_of_dinov2_as_its_authors_publish_them_are_read(tmp_path: Path) -> None:
+    """Other names for the registers, and one table of places for class token and patches."""
+    pytest.importorskip("timm")
+    name = "timm:vit_small_patch14_reg4_dinov2"
+    torch.manual_seed(0)
+    trunk, other = build_trunk(name).eval(), build_trunk(name).eval()
+    state = {key.removeprefix("net."): value for key, value in trunk.state_dict().items()}
+    of_class = torch.randn(1, 1, 384)
+    published = {k: v for k, v in state.items() if k != "reg_token"} | {
+        "register_tokens": state["reg_token"], "mask_token": torch.zeros(1, 384),
+        "cls_token": state["cls_token"] - of_class,
+        "pos_embed": torch.cat([of_class, state["pos_embed"]], dim=1),
+    }  # fmt: skip
+    torch.save(published, tmp_path / "authors.pth")
+    torch.save(state, tmp_path / "timm.pth")
+    image = torch.randn(1, 3, 42, 56)
+    with torch.inference_mode():
+        wanted = trunk(image, ("block8",))["block8"]
+        for file in ("authors.pth", "timm.pth"):
+            load_initial(other, tmp_path / file, name=name)
+            torch.testing.assert_close(other(image, ("block8",))["block8"], wanted)
+            other = build_trunk(name).eval()
+    del published["blocks.3.attn.qkv.weight"]
+    torch.save(published, tmp_path / "partial.pth")
+    with pytest.raises(ValueError, match=r"first 'net\.blocks\.3\.attn\.qkv\.weight'"):
+        load_initial(other, tmp_path / "partial.pth", name=name)
+
+
+@pytest.mark.parametrize("name", ["convnext_atto", "swin_tiny_patch4_window7_224", "resnet18"])
+def test_weights_with_timm_s_own_names_are_read(name: str, tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, num_classes=10).eval()
+    torch.save(theirs.state_dict(), tmp_path / "weights.pth")
+    trunk = build_trunk(f"timm:{name}").eval()
+    load_initial(trunk, tmp_path / "weights.pth", name=name)
+    image = torch.randn(1, 3, 224, 224)
+    with torch.inference_mode():
+        expected = theirs.forward_intermediates(image, indices=[1], intermediates_only=True)[0]
+        torch.testing.assert_close(trunk(image, ("stage1",))["stage1"], expected)
 
 
 @pytest.mark.parametrize("name", ["resnet5", "timm:no_such_net_at_all"])

@@ -1,20 +1,24 @@
-"""Convolution and batch norm as one: exact with frozen statistics, and faster.
+"""Trunks: images -> named feature maps ("taps") at a known stride.
 
-Trunks: images -> named feature maps ("taps") at a known stride.
-
-A trunk has `stride` (of its last map), `taps` (name -> channels, in order of depth), `mean`, `std`
-(its input scale) and `last_stage` (the modules that `trained="last"` trains), and is called with
-normalised images and the names of the wanted taps.
+A trunk has `stride` (of its last map), `taps` (name -> channels, in order of depth), `last` (the
+deepest one's name), `mean`, `std` (its input scale) and `last_stage` (what `trained="last"`
+trains), and is called with normalised images and the names of the wanted taps. ResNet-50's
+convolutions take in their batch norms where statistics are frozen (`conv_bn`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def conv_bn(
@@ -70,11 +74,6 @@ def _fused(x: Tensor, conv: nn.Conv2d, bn: nn.BatchNorm2d, skip: Tensor | None) 
     if skip is None:
         return torch.cudnn_convolution_relu(x, weight, bias, *where)
     return torch.cudnn_convolution_add_relu(x, weight, skip.to(dtype), 1.0, bias, *where)
-
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Bottleneck(nn.Module):
@@ -151,16 +150,16 @@ class ResNet50(nn.Module):
 
     def forward(self, x: Tensor, taps: Collection[str]) -> dict[str, Tensor]:
         """(B, 3, H, W) normalised -> the wanted taps; layers beyond the deepest are not run."""
-        found: dict[str, Tensor] = {}
+        maps: dict[str, Tensor] = {}
         x = conv_bn(x, self.conv1, self.bn1)
         x = F.max_pool2d(x, 3, stride=2, padding=1)
         for name, block in self._blocks():
             x = block(x)
             if name in taps:
-                found[name] = x
-                if len(found) == len(taps):
+                maps[name] = x
+                if len(maps) == len(taps):
                     break
-        return found
+        return maps
 
 
 class Vgg16(nn.Module):
@@ -197,13 +196,13 @@ class Vgg16(nn.Module):
 
     def forward(self, x: Tensor, taps: Collection[str]) -> dict[str, Tensor]:
         """(B, 3, H, W) normalised -> the wanted taps."""
-        found: dict[str, Tensor] = {}
+        maps: dict[str, Tensor] = {}
         for index, layer in enumerate(self.features):
             x = layer(x)
             name = self._at.get(index, "")
             if name in taps:
-                found[name] = x
-        return found
+                maps[name] = x
+        return maps
 
 
 class Small(nn.Module):
@@ -233,16 +232,21 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor, taps: Collection[str]) -> dict[str, Tensor]:
         """(B, 3, H, W) normalised -> the wanted taps."""
-        found: dict[str, Tensor] = {}
+        maps: dict[str, Tensor] = {}
         for name, layer in zip(self.taps, self.layers, strict=True):
             x = layer(x)
             if name in taps:
-                found[name] = x
-        return found
+                maps[name] = x
+        return maps
 
 
 class Timm(nn.Module):
-    """Any timm network with feature maps (the timm extra); taps stage0 ... in order of depth."""
+    """A network of timm (the timm extra): taps stage0 ..., or block0 ... of a vision transformer.
+
+    Convolutional networks are dilated to stride 16 where they can be. Transformers take any size;
+    their last tap goes through the network's own final norm, the others are as the blocks leave
+    them. Sizes that are no multiple of the stride are padded to the right and below.
+    """
 
     def __init__(self, name: str, *, pretrained: bool) -> None:
         super().__init__()
@@ -253,28 +257,77 @@ class Timm(nn.Module):
         if not timm.is_model(name):
             near = ", ".join(timm.list_models(f"*{name.split('.')[0][:6]}*")[:5])
             raise ValueError(f"timm has no model {name!r}; perhaps {near or 'timm.list_models()'}")
-        try:
-            self.net: Any = timm.create_model(
-                name, pretrained=pretrained, features_only=True, output_stride=16
-            )
-        except (NotImplementedError, TypeError, AssertionError):
-            self.net = timm.create_model(name, pretrained=pretrained, features_only=True)
-        info = self.net.feature_info
-        self.taps = {f"stage{n}": width for n, width in enumerate(info.channels())}
-        self.last, self.stride = list(self.taps)[-1], int(info.reduction()[-1])
+        self.net: Any = _build_timm(name, pretrained=pretrained)
+        self.whole = not hasattr(self.net.feature_info, "channels")  # one with all its blocks
+        info = list(self.net.feature_info if self.whole else self.net.feature_info.get_dicts())
+        plain = self.whole and len({stage["reduction"] for stage in info}) == 1
+        kind = "block" if plain else "stage"
+        self.taps = {f"{kind}{n}": int(stage["num_chs"]) for n, stage in enumerate(info)}
+        self.last, self.stride = list(self.taps)[-1], int(info[-1]["reduction"])
+        # Of a plain transformer a quarter of the blocks, as res5 is of ResNet-50.
+        count = max(1, len(info) // 4) if plain else 1
+        self._last_modules = [str(stage["module"]) for stage in info[-count:]]
         data: Any = timm.data.resolve_model_data_config(self.net)  # type: ignore[attr-defined, no-untyped-call]
         self.mean, self.std = tuple(data["mean"]), tuple(data["std"])
 
     @property
     def last_stage(self) -> nn.Module:
-        children = [m for m in self.net.children() if any(True for _ in m.parameters())]
-        last: nn.Module = children[-1]
-        return last
+        by_name: dict[str, nn.Module] = dict(self.net.named_modules())
+        # timm's feature networks write a dotted name with a stroke.
+        names = [n if n in by_name else n.replace(".", "_") for n in self._last_modules]
+        modules = [by_name[name] for name in names]
+        if not any(weight.ndim > 1 for module in modules for weight in module.parameters()):
+            kind = type(self.net).__name__
+            raise ValueError(f"timm's {kind} has no last stage of its own; train all or the head")
+        return nn.ModuleList([*modules, *([self.net.norm] if self.whole else [])])
 
     def forward(self, x: Tensor, taps: Collection[str]) -> dict[str, Tensor]:
-        """(B, 3, H, W) normalised -> the wanted taps."""
-        maps = dict(zip(self.taps, self.net(x), strict=True))
-        return {name: maps[name] for name in taps}
+        """(B, 3, H, W) normalised -> the wanted taps; of transformers none beyond the deepest."""
+        x = F.pad(x, (0, -x.shape[-1] % self.stride, 0, -x.shape[-2] % self.stride))
+        if not self.whole:
+            maps = dict(zip(self.taps, self.net(x), strict=True))
+            return {name: maps[name] for name in taps}
+        wanted = [name for name in self.taps if name in taps]
+        index = [list(self.taps).index(name) for name in wanted]
+        read = self.net.forward_intermediates(
+            x, indices=index, stop_early=True, intermediates_only=True, output_fmt="NCHW"
+        )
+        maps = dict(zip(wanted, read, strict=True))
+        if self.last in maps:
+            maps[self.last] = self.net.norm(maps[self.last].permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return maps
+
+    def own_names(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state dict as timm or the network's authors publish it, under this trunk's names."""
+        if any(name.startswith("net.") for name in state):
+            return dict(state)
+        convert = getattr(sys.modules[type(self.net).__module__], "checkpoint_filter_fn", None)
+        if convert is not None and not self.net.state_dict().keys() <= state.keys():
+            state = convert(dict(state), self.net)
+        children = {name.replace("_", "."): name for name, _ in self.net.named_children()}
+        named = {}
+        for key, value in state.items():
+            start = next((c for c in children if key.startswith(f"{c}.")), "")
+            named[f"net.{children.get(start, '')}{key[len(start) :]}"] = value
+        return named
+
+
+def _build_timm(name: str, *, pretrained: bool) -> Any:
+    """The whole network if it is a transformer that takes any size, else its feature maps."""
+    import timm
+
+    ways: tuple[dict[str, Any], ...] = (
+        # Swin swallows the first without effect and needs the second, which ViTs refuse.
+        {"num_classes": 0, "dynamic_img_size": True, "strict_img_size": False},
+        {"num_classes": 0, "dynamic_img_size": True},
+        {"features_only": True, "output_stride": 16},
+    )
+    for way in ways:
+        try:
+            return timm.create_model(name, pretrained=pretrained, **way)
+        except (NotImplementedError, TypeError, AssertionError):
+            continue
+    return timm.create_model(name, pretrained=pretrained, features_only=True)
 
 
 Trunk = ResNet50 | Vgg16 | Small | Timm

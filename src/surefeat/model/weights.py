@@ -22,13 +22,15 @@ def load_initial(trunk: Trunk, init: str | Path, *, name: str) -> None:
     if str(init) == "none":
         return
     state = _downloaded(name) if str(init) == "imagenet" else read_weights(Path(init))
+    if isinstance(trunk, Timm):
+        state = trunk.own_names(state)
     wanted = trunk.state_dict()
     needed = [key for key in wanted if not key.endswith("num_batches_tracked")]
     missing = [key for key in needed if key not in state]
     if missing:
         raise ValueError(
             f"{init}: {len(missing)} of {len(wanted)} tensors of {name} are missing, first "
-            f"{missing[0]!r}; pass weights of {name} with torchvision's names, or --init none"
+            f"{missing[0]!r}; pass weights of {name} under its usual names, or --init none"
         )
     for key, value in wanted.items():
         if key in state and state[key].shape != value.shape:
@@ -90,12 +92,12 @@ def _downloaded(name: str) -> dict[str, Tensor]:
             return Timm(name.removeprefix("timm:"), pretrained=True).state_dict()
         import torchvision.models as zoo
 
-        found = {"resnet50": zoo.ResNet50_Weights.IMAGENET1K_V1,
+        weights = {"resnet50": zoo.ResNet50_Weights.IMAGENET1K_V1,
                  "vgg16": zoo.VGG16_Weights.IMAGENET1K_V1,
                  "vgg16-conv5": zoo.VGG16_Weights.IMAGENET1K_V1}  # fmt: skip
-        if name not in found:
+        if name not in weights:
             raise ValueError(f"there are no ImageNet weights for {name}; pass --init none or FILE")
-        state: dict[str, Tensor] = found[name].get_state_dict(check_hash=True)
+        state: dict[str, Tensor] = weights[name].get_state_dict(check_hash=True)
         return state
     except OSError as error:
         raise OSError(
