@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from surefeat.match.regions import dense_products, match_regions, pool_layer, re
 from surefeat.match.search import WIDE_VOTING, Voting, find, prepare
 from surefeat.measure.matching import find_near, finer, measure, to_square
 from surefeat.measure.material import FeatureStore, Material, prepare_material
-from surefeat.measure.protocol import LocationBonus
+from surefeat.measure.protocol import LocationBonus, Measure
+from surefeat.measure.results import result_of
 from surefeat.measure.rows import Row, as_features, build_row
-from surefeat.model.features import Features
+from surefeat.model.features import Features, Pooling
 from tiny import CPU, PROTOCOL, SIZE
 
 
@@ -50,28 +52,119 @@ def test_flow_and_regions_come_from_the_same_matches(material: Material, model: 
     assert record["iou_by_rank"] == pytest.approx([iou for _, _, iou in sorted(slow)], abs=1e-5)
 
 
-def test_mean_flow_is_the_printed_route_from_regions_pooled_by_means(
-    material: Material, model: Path
-) -> None:
-    """Against the public functions, one after the other."""
+@pytest.mark.parametrize(
+    ("route", "pooling", "lower_weight", "discount"),
+    [("flow", "max", 3.0, 0.0), ("small-first", "max", 3.0, 0.05), ("mean-flow", "mean", 1.0, 0.0)],
+)
+def test_each_route_by_regions_is_its_public_functions_one_after_the_other(
+    material: Material, model: Path, route: Measure, pooling: Pooling, lower_weight: float,
+    discount: float,
+) -> None:  # fmt: skip
+    """What is measured under one name must not be what another name stands for."""
     row = build_row(f"mine={model}", init=(), device=CPU)
     store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
     coarse = replace(PROTOCOL, pooled_cells=1)
-    case = replace(material.cases[0], measures=("mean-flow",))
-    (record,) = measure([case], row, store, material.pictures, coarse)
-    assert set(record) == {"pair", "variant", "identity", "mean-flow"}
-    frames = [case.frame(coarse.side, i) for i in (0, 1)]
-    boxes = [to_square(b, f) for b, f in zip((case.boxes0, case.boxes1), frames, strict=True)]
-    found = match_regions(*(store[key] for key in case.keys), *boxes, pooling="mean")
-    guide = resize(material.pictures[case.keys[0]][None], size=(coarse.side, coarse.side))[0]
-    field = dense_from_regions(
-        found.boxes0, found.boxes1, found.score, guide, size1=(coarse.side, coarse.side)
-    )
-    moved = transfer_points(field, frames[0].to_network(case.pair.common()[0]))
-    expected = frames[1].to_original(moved)
-    torch.testing.assert_close(
-        torch.tensor(record["mean-flow"]["points"]), expected, atol=2e-3, rtol=0
-    )
+    routes: tuple[Measure, ...] = ("flow", "small-first", "mean-flow")
+    cases = [replace(case, measures=routes) for case in material.cases[:4]]
+    apart = dict.fromkeys(routes, 0.0)
+    for case, record in zip(
+        cases, measure(cases, row, store, material.pictures, coarse), strict=True
+    ):
+        frames = [case.frame(coarse.side, i) for i in (0, 1)]
+        boxes = [to_square(b, f) for b, f in zip((case.boxes0, case.boxes1), frames, strict=True)]
+        matches = match_regions(
+            *(store[key] for key in case.keys), *boxes, pooling=pooling, lower_weight=lower_weight
+        )
+        guide = resize(material.pictures[case.keys[0]][None], size=(coarse.side, coarse.side))[0]
+        field = dense_from_regions(
+            matches.boxes0, matches.boxes1, matches.score, guide, size1=(coarse.side, coarse.side),
+            discount=discount,
+        )  # fmt: skip
+        moved = transfer_points(field, frames[0].to_network(case.pair.common()[0]))
+        expected = frames[1].to_original(moved)
+        for name in routes:
+            off = torch.tensor(record[name]["points"]) - expected
+            apart[name] = max(apart[name], float(off.norm(dim=1).max()))
+    assert apart.pop(route) < 5e-3
+    assert min(apart.values()) > 1  # so that a route taken for another is noticed
+
+
+def test_the_loss_of_a_true_match_is_one_minus_its_rectified_similarity(
+    material: Material, model: Path
+) -> None:
+    """Point by point; and as sigma predicts it, from the mean of both places' sigmas."""
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    case = replace(material.cases[0], measures=("nearest",))
+    (record,) = measure([case], row, store, material.pictures, PROTOCOL)
+    features0, features1 = (store[key] for key in case.keys)
+    actual, predicted = [], []
+    for point0, point1 in zip(*case.pair.common(), strict=True):
+        place0 = case.frame(SIZE, 0).to_network(point0[None])
+        place1 = case.frame(SIZE, 1).to_network(point1[None])
+        similarity = float(features0.at(place0)[0] @ features1.at(place1)[0])
+        actual.append(1 - max(0.0, similarity))
+        sigmas = [
+            1 / float(f.confidence_at(p)) for f, p in ((features0, place0), (features1, place1))
+        ]
+        inverse = 2 / sum(sigmas)
+        # Mean of l under exp((1 - l) / sigma) / C(sigma) on [0, 1].
+        predicted.append(1 / inverse - 1 / math.expm1(inverse))
+    assert record["loss"]["actual"] == pytest.approx(actual, abs=2e-6)
+    assert record["loss"]["predicted"] == pytest.approx(predicted, abs=1e-4)
+    assert max(actual) - min(actual) > 1e-4
+
+
+def test_a_row_without_confidence_is_measured_without(material: Material, model: Path) -> None:
+    """Its sigma is not used in regions, and nothing is said of its confidence."""
+    sure = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(sure, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    case = next(c for c in material.cases if c.truth is not None and len(c.truth.active) > 3)
+    case = replace(case, measures=("nearest", "regions"))
+    assert case.truth is not None
+    coarse = replace(PROTOCOL, pooled_cells=1)
+    for confidence in (True, False):
+        row = replace(sure, confidence=confidence)
+        (record,) = measure([case], row, store, material.pictures, coarse)
+        assert ("confidence" in record["nearest"]) == ("loss" in record) == confidence
+        matches = match_regions(
+            *(store[key] for key in case.keys), case.boxes0, case.boxes1, confidence=confidence,
+            lower_weight=3,
+        )  # fmt: skip
+        active = case.truth.active
+        order = matches.score[active].argsort(descending=True, stable=True)
+        iou = box_iou(case.boxes1[matches.index[active]], case.truth.boxes).diagonal()[order]
+        assert record["iou_by_rank"] == pytest.approx(iou.tolist(), abs=1e-5)
+
+
+def test_signs_that_know_right_from_wrong_rank_as_such(material: Material) -> None:
+    """Made-up records: score is 1 for right points and 0 for wrong ones, margin the other way."""
+    plain = [case for case in material.cases if case.variant == "plain"]
+    some = replace(material, cases=tuple(plain))
+    records = []
+    for case in plain:
+        points = case.pair.common()[1].clone()
+        points[::2] += 500.0
+        right = [float(n % 2) for n in range(len(points))]
+        nearest = {"points": points.tolist(), "score": right, "margin": [1 - r for r in right],
+                   "confidence": [0.5] * len(right)}  # fmt: skip
+        ious = [0.9, 0.3, 0.1]
+        record = {"pair": case.number, "variant": "plain", "nearest": nearest, "iou_by_rank": ious,
+                  "identity": {"points": points.tolist()}}  # fmt: skip
+        records.append(record)
+    result = result_of(records, some, rated=True)
+    metrics = result["metrics"]
+    total = sum(len(case.pair.common()[0]) for case in plain)
+    wrong = sum((len(case.pair.common()[0]) + 1) // 2 for case in plain)
+    assert metrics["nearest auroc score"] == 1
+    assert metrics["nearest auroc margin"] == 0
+    assert metrics["nearest auroc confidence"] == 0.5
+    assert metrics["nearest aurc score"] < wrong / total < metrics["nearest aurc margin"]
+    assert metrics["nearest pck@0.1 img per point"] == pytest.approx(100 * (1 - wrong / total))
+    right = [len(case.pair.common()[0]) // 2 for case in plain]
+    assert result["pairs"]["nearest pck@0.1 img"] == right
+    # The best ranked regions come first: mIoU@1, @2, @3 and, with no more of them, the same on.
+    assert result["curves"]["miou"][:4] == pytest.approx([0.9, 0.6, 1.3 / 3, 1.3 / 3])
 
 
 @pytest.mark.parametrize("name", ["voting", "wide-voting"])
