@@ -1,58 +1,25 @@
-"""Fetching benchmarks: resumed, checked, and unpacked without leaving the folder."""
+"""Fetching benchmarks: checked, and unpacked without leaving the folder."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import socket
 import tarfile
-import threading
 import zipfile
-from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
+import matplotlib.image
 import pytest
 
-from surefeat.data.fetch import SOURCES, Source, get, unpack
+from surefeat.cli.main import main
+from surefeat.data import fetch
+from surefeat.data.fetch import SOURCES, Source, get
+from tiny import willow
 
-
-class Handler(BaseHTTPRequestHandler):
-    """One file with an ETag and ranges; drops the connection after `cuts.pop(0)` bytes."""
-
-    protocol_version = "HTTP/1.1"
-
-    def __init__(self, server_state: dict[str, object], *args: object) -> None:
-        self.state = server_state
-        super().__init__(*args)  # type: ignore[arg-type]
-
-    def do_GET(self) -> None:
-        content: bytes = self.state["content"]  # type: ignore[assignment]
-        tag: str = self.state["tag"]  # type: ignore[assignment]
-        asked = self.headers.get("Range")
-        self.state["asked"].append(asked)  # type: ignore[attr-defined]
-        resume = asked is not None and self.headers.get("If-Range") == tag
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and resume else 0
-        if resume and start >= len(content):
-            self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{len(content)}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        self.send_response(206 if resume else 200)
-        if resume:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("ETag", tag)
-        self.send_header("Content-Length", str(len(content) - start))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        cuts: list[int] = self.state["cuts"]  # type: ignore[assignment]
-        self.wfile.write(content[start : start + cuts.pop(0)] if cuts else content[start:])
-        self.close_connection = True
-
-    def log_message(self, *args: object) -> None:
-        """Quiet."""
+FILES = {"set/a.bin": bytes(range(256)) * 40, "set/b.txt": b"text"}
 
 
 def zip_of(files: dict[str, bytes]) -> bytes:
@@ -63,170 +30,163 @@ def zip_of(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-FILES = {"set/a.bin": bytes(range(256)) * 40, "set/b.txt": b"text"}
-
-
-class Server:
-    def __init__(self) -> None:
-        self.state: dict[str, object] = {
-            "content": zip_of(FILES), "tag": '"one"', "cuts": [], "asked": []
-        }  # fmt: skip
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, self.state))
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def sources(self, checksum: str | None = None) -> dict[str, Source]:
-        url = f"http://127.0.0.1:{self.http.server_address[1]}/set.zip"
-        return {"set": Source(url, "set.zip", checksum, "a test")}
-
-    def checksum(self) -> str:
-        return hashlib.sha256(self.state["content"]).hexdigest()  # type: ignore[arg-type]
+def tar_of(*members: tarfile.TarInfo) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for info in members:
+            tar.addfile(info, io.BytesIO(bytes(info.size)))
+    return buffer.getvalue()
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    instance = Server()
-    yield instance
-    instance.http.shutdown()
-    instance.http.server_close()
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An archive at a public address, under the name `set`."""
+    archive = tmp_path / "public" / "set.zip"
+    archive.parent.mkdir()
+    archive.write_bytes(zip_of(FILES))
+    known = hashlib.sha256(archive.read_bytes()).hexdigest()
+    monkeypatch.setitem(SOURCES, "set", Source(archive.as_uri(), "set.zip", "a test", known))
+    return archive
 
 
-def fetched(folder: Path) -> dict[str, bytes]:
+def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
-def test_get_fetches_checks_and_unpacks_once(server: Server, tmp_path: Path) -> None:
-    sources = server.sources(server.checksum())
-    assert get("set", tmp_path / "new", sources=sources) == tmp_path / "new"
-    assert fetched(tmp_path / "new") == FILES
-    get("set", tmp_path / "new", sources=sources)
-    assert server.state["asked"] == [None]
-    left = {path.name for path in (tmp_path / "new").iterdir()}
-    assert left == {"set", "set.zip", "set.zip.unpacked"}
+def publish(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
+    monkeypatch.setitem(SOURCES, "set", replace(SOURCES["set"], **changes))
 
 
-def test_get_resumes_after_a_cut(server: Server, tmp_path: Path) -> None:
-    server.state["cuts"] = [1000, 500]
-    said: list[str] = []
-    get("set", tmp_path, sources=server.sources(server.checksum()), say=said.append)
-    assert fetched(tmp_path) == FILES
-    assert server.state["asked"] == [None, "bytes=1000-", "bytes=1500-"]
-    assert "the connection ended after 1000 of" in said[0]
+def test_get_fetches_checks_and_unpacks_once(published: Path, tmp_path: Path) -> None:
+    assert get("set", tmp_path / "data") == tmp_path / "data" / "set"
+    assert contents(tmp_path / "data" / "set") == FILES
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {"set", "set.zip"}
+    published.unlink()
+    assert get("set", tmp_path / "data") == tmp_path / "data" / "set"
 
 
-def test_get_resumes_at_the_next_call(server: Server, tmp_path: Path) -> None:
-    sources = server.sources(server.checksum())
-    server.state["cuts"] = [700]
-    with pytest.raises(ConnectionError, match=r"run again to resume, or put a copy at .*set.zip"):
-        get("set", tmp_path, sources=sources, attempts=1)
-    assert not (tmp_path / "set.zip").exists()
-    get("set", tmp_path, sources=sources)
-    assert server.state["asked"] == [None, "bytes=700-"]
-    assert fetched(tmp_path) == FILES
+def test_get_uses_a_copy_put_there_by_hand(published: Path, tmp_path: Path) -> None:
+    (tmp_path / "set.zip").write_bytes(published.read_bytes())
+    published.unlink()
+    assert contents(get("set", tmp_path)) == FILES
 
 
-def test_get_takes_a_file_that_changed_from_the_start(server: Server, tmp_path: Path) -> None:
-    server.state["cuts"] = [700]
-    with pytest.raises(ConnectionError):
-        get("set", tmp_path, sources=server.sources(), attempts=1)
-    server.state["content"] = zip_of({**FILES, "set/b.txt": b"other"})
-    server.state["tag"] = '"two"'
-    get("set", tmp_path, sources=server.sources(), say=lambda _: None)
-    assert (tmp_path / "set/b.txt").read_bytes() == b"other"
-
-
-def test_get_keeps_a_part_that_was_complete(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "set.zip.part").write_bytes(server.state["content"])  # type: ignore[arg-type]
-    (tmp_path / "set.zip.part.tag").write_text('"one"', encoding="utf-8")
-    get("set", tmp_path, sources=server.sources(server.checksum()))
-    assert fetched(tmp_path) == FILES
-    assert len(server.state["asked"]) == 1  # type: ignore[arg-type]
-
-
-def test_get_refuses_a_wrong_checksum(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"expected {'0' * 64}"):
-        get("set", tmp_path, sources=server.sources("0" * 64))
-    assert not (tmp_path / "set.zip").exists()
-    assert not (tmp_path / "set.zip.part").exists()
+def test_get_refuses_a_wrong_checksum(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(monkeypatch, sha256="0" * 64)
+    with pytest.raises(ValueError, match=f"expected {'0' * 64}; remove it"):
+        get("set", tmp_path)
     assert not (tmp_path / "set").exists()
 
 
-def test_get_stores_an_unknown_checksum_and_keeps_to_it(server: Server, tmp_path: Path) -> None:
-    said: list[str] = []
-    get("set", tmp_path, sources=server.sources(), say=said.append)
-    assert server.checksum() in said[-1]
-    assert (tmp_path / "set.zip.sha256").read_text().split() == [server.checksum(), "set.zip"]
+def test_get_stores_an_unknown_checksum_and_keeps_to_it(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checksum, said = str(SOURCES["set"].sha256), []
+    publish(monkeypatch, sha256=None)
+    folder = get("set", tmp_path, say=said.append)
+    assert checksum in said[-1]
+    assert (tmp_path / "set.zip.sha256").read_text().split() == [checksum, "set.zip"]
+    folder.rename(tmp_path / "elsewhere")
     (tmp_path / "set.zip").write_bytes(b"something else")
-    with pytest.raises(ValueError, match=f"expected {server.checksum()}"):
-        get("set", tmp_path, sources=server.sources(), say=said.append)
+    with pytest.raises(ValueError, match=f"expected {checksum}"):
+        get("set", tmp_path, say=said.append)
 
 
-def test_get_uses_a_copy_put_there_by_hand(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "set.zip").write_bytes(server.state["content"])  # type: ignore[arg-type]
-    get("set", tmp_path, sources=server.sources(server.checksum()))
-    assert server.state["asked"] == []
-    assert fetched(tmp_path) == FILES
+def test_get_says_where_to_put_a_copy(published: Path, tmp_path: Path) -> None:
+    published.unlink()
+    with pytest.raises(ConnectionError, match=r"cannot fetch file.*put a copy at .*set.zip"):
+        get("set", tmp_path)
+    with pytest.raises(ValueError, match=r"unknown data set 'sets'; there are .*set"):
+        get("sets", tmp_path)
 
 
-def test_get_without_network_says_where_to_put_a_copy(tmp_path: Path) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}/set.zip"
-    sources = {"set": Source(url, "set.zip", None, "a test")}
-    with pytest.raises(ConnectionError, match=r"cannot fetch http://127.0.0.1.*put a copy at"):
-        get("set", tmp_path, sources=sources, attempts=1)
-    with pytest.raises(ValueError, match="unknown data set 'sets'; there are set"):
-        get("sets", tmp_path, sources=sources)
+class CutShort(BaseHTTPRequestHandler):
+    """Promises more bytes than it sends."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b"x" * 10)
+
+    def log_message(self, *args: object) -> None:
+        """Quiet."""
 
 
-@pytest.mark.parametrize("name", ["../evil.txt", "/evil.txt", "a/../../evil.txt", "C:\\evil.txt"])
-def test_unpack_refuses_names_that_lead_outside(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
+@pytest.mark.usefixtures("no_hang", "published")
+def test_get_keeps_nothing_of_a_download_that_was_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), CutShort) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        publish(monkeypatch, url=f"http://127.0.0.1:{server.server_address[1]}/set.zip")
+        with pytest.raises(ConnectionError, match="ended after 10 of 1000 bytes"):
+            get("set", tmp_path / "data")
+        server.shutdown()
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../evil.txt", "/evil.txt", "a/../../evil.txt", "..\\evil.txt"])
+def test_names_that_lead_outside_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.zip").write_bytes(zip_of({"good.txt": b"x", name: b"evil"}))
-    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
-        for each in ("good.txt", name):
-            info = tarfile.TarInfo(each)
-            info.size = 1
-            tar.addfile(info, io.BytesIO(b"x"))
-    for archive in ("a.zip", "a.tar.gz"):
-        with pytest.raises(ValueError, match="unsafe name"):
-            unpack(tmp_path / archive, folder)
-    assert list(folder.iterdir()) == []
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar.gz", "a.zip", "in"]
+    with pytest.raises(ValueError, match=r"leads outside\); nothing was unpacked"):
+        fetch._unpack(tmp_path / "a.zip", tmp_path / "in")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
 
 
-def test_unpack_refuses_links(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
-            info = tarfile.TarInfo("link")
-            info.type, info.linkname = kind, "/etc/passwd"
-            tar.addfile(info)
-    link = zipfile.ZipInfo("link")
-    link.external_attr = 0o120777 << 16
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as pack:
-        pack.writestr(link, "/etc/passwd")
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for archive in ("a.tar", "a.zip"):
-        with pytest.raises(ValueError, match="link"):
-            unpack(tmp_path / archive, folder)
-    assert list(folder.iterdir()) == []
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_members_that_lead_outside_are_refused(tmp_path: Path, kind: bytes) -> None:
+    evil = tarfile.TarInfo("link" if kind != tarfile.REGTYPE else "../evil.txt")
+    evil.type, evil.linkname = kind, "/etc/passwd"
+    (tmp_path / "a.tar.gz").write_bytes(tar_of(tarfile.TarInfo("good.txt"), evil))
+    with pytest.raises(ValueError, match="nothing was unpacked"):
+        fetch._unpack(tmp_path / "a.tar.gz", tmp_path / "in")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
+
+
+def test_tar_files_with_folders_are_unpacked_and_other_files_refused(tmp_path: Path) -> None:
+    deep = tarfile.TarInfo("deep/one/x.bin")
+    deep.size = 3
+    (tmp_path / "a.tar.gz").write_bytes(tar_of(deep))
+    fetch._unpack(tmp_path / "a.tar.gz", tmp_path / "in")
+    assert (tmp_path / "in" / "deep" / "one" / "x.bin").read_bytes() == bytes(3)
     (tmp_path / "page.zip").write_text("<html>not found</html>")
     with pytest.raises(ValueError, match="neither zip nor tar"):
-        unpack(tmp_path / "page.zip", folder)
+        fetch._unpack(tmp_path / "page.zip", tmp_path / "other")
 
 
-def test_unpack_reads_tar_files_with_folders(tmp_path: Path) -> None:
-    source = tmp_path / "deep"
-    (source / "one" / "two").mkdir(parents=True)
-    (source / "one" / "two" / "x.bin").write_bytes(b"123")
-    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
-        tar.add(source, arcname="deep")
-    folder = tmp_path / "in"
-    folder.mkdir()
-    unpack(tmp_path / "a.tar.gz", folder)
-    assert (folder / "deep" / "one" / "two" / "x.bin").read_bytes() == b"123"
+def test_the_first_commands_of_the_manual_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = willow(tmp_path / "made") / "PF-dataset-WILLOW"
+    files = {
+        f"PF-dataset/{path.relative_to(layout)}": path.read_bytes()
+        for path in layout.rglob("*.*")
+        if path.is_file()
+    }
+    (tmp_path / "PF-dataset.zip").write_bytes(zip_of(files))
+    address = (tmp_path / "PF-dataset.zip").as_uri()
+    monkeypatch.setitem(SOURCES, "pf-willow", replace(SOURCES["pf-willow"], url=address))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    manual = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    for command in ("data get pf-willow --out data", "data show pf-willow data/pf-willow"):
+        assert f"surefeat {command}" in manual
+        main(command.split())
+    assert "6 of 900 pairs in pairs.png" in capsys.readouterr().out
+    assert matplotlib.image.imread("pairs.png").std() > 0
+
+
+def test_help_offers_the_names_that_work(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("get", "show"):
+        with pytest.raises(SystemExit):
+            main(["data", command, "--help"])
+        said = capsys.readouterr().out
+        assert "spair" in said
+        assert "spair-71k" not in said.lower()
 
 
 def test_sources_name_a_public_address_and_an_archive() -> None:

@@ -1,7 +1,4 @@
-"""`surefeat data`: make, fetch and look at data sets; heavy imports inside run().
-
-`surefeat export`: a model or a keypoint detector as one file; heavy imports inside run().
-"""
+"""`surefeat data` and `surefeat export`: data sets in, models out; heavy imports inside run()."""
 
 from __future__ import annotations
 
@@ -40,10 +37,10 @@ class DataSynthetic:
 
 @dataclass(frozen=True)
 class DataGet:
-    """Download a public benchmark, checked and resumable, or learn where to put a copy."""
+    """Download a public benchmark and unpack it, or learn where to put a copy."""
 
-    name: Positional[str]
-    """pf-willow, pf-pascal, spair-71k or pascal3d."""
+    name: Positional[Literal["pf-pascal", "pf-willow", "spair", "pascal3d"]]
+    """Of the benchmark; its folder is called so too."""
     out: Path = Path("data")
     """Folder that holds data sets."""
     json: bool = False
@@ -74,6 +71,9 @@ class DataShow:
     """Print the result as JSON."""
 
     def run(self) -> None:
+        from io import BytesIO
+
+        from surefeat.core.files import write_bytes
         from surefeat.data.benchmarks import load_benchmark
         from surefeat.show.results import keypoint_pairs
 
@@ -82,8 +82,10 @@ class DataShow:
         if count < 1:
             raise ValueError(f"count is {self.count}; draw at least 1 pair")
         chosen = [pairs[i * len(pairs) // count] for i in range(count)]
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        keypoint_pairs(chosen).savefig(self.out, dpi=150)
+        drawn = BytesIO()
+        kind = self.out.suffix.lstrip(".") or "png"
+        keypoint_pairs(chosen).savefig(drawn, dpi=150, format=kind)
+        write_bytes(self.out, drawn.getvalue())
         result = {"picture": str(self.out), "shown": count, "pairs": len(pairs)}
         words = f"{count} of {len(pairs)} pairs in {self.out}"
         say(result, to_script=self.json, words=words)

@@ -1,17 +1,13 @@
-"""How a drawn instance gets its colours, its paint, and what lies behind and before it.
-
-Pictures are (3, H, W) float32 RGB, about 0 to 1, and are painted in place.
-
-Drawn object categories with exact correspondences across instances: what ships without data.
+"""Drawn object categories with exact correspondences across instances: what ships without data.
 
 Every instance draws its own pose, bend, palette, stroke and background; what instances share is
 which motif sits on which part. Each pixel knows its canonical coordinate by the inverse of the
-map that places the keypoints, so the annotations are exact.
+map that places the keypoints, so the annotations are exact. Pictures are (3, H, W) float32 RGB,
+about 0 to 1, and are painted in place.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +18,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from surefeat.core.geometry import xywh_from_boxes
+from surefeat.data.coco import Annotation, Coco, CocoCategory, CocoImage, write_annotations
 from surefeat.data.drawn_categories import (
     CATEGORIES,
     Array,
-    Category,
+    DrawnCategory,
+    Layer,
     Motif,
-    Part,
     Shape,
     checks,
     dots,
@@ -79,7 +75,7 @@ def blend(picture: Array, layer: Array, alpha: Array) -> None:
 
 def paint(
     picture: Array,
-    parts: tuple[Part, ...],
+    parts: tuple[Layer, ...],
     canonical: npt.NDArray[np.float64],
     *,
     pixel: float,
@@ -299,7 +295,7 @@ def _to_uint8(picture: Array) -> Tensor:
     return torch.from_numpy(levels)
 
 
-def _random_pose(kind: Category, *, size: int, generator: np.random.Generator) -> Pose:
+def _random_pose(kind: DrawnCategory, *, size: int, generator: np.random.Generator) -> Pose:
     """Anywhere the keypoints fit into the image, or almost."""
     angle = np.radians(generator.uniform(-25, 25))
     stretch = np.exp(generator.uniform(-0.13, 0.13))
@@ -341,39 +337,26 @@ def correspondences(instance0: Instance, instance1: Instance) -> tuple[Tensor, T
 
 
 def write_folder(folder: Path, *, count: int, size: int, seed: int) -> None:
-    """Draws into `folder`: one PNG per instance and keypoints.json (COCO keypoints format).
-
-    Convention: COCO's boxes have their edges at integers, its keypoints their pixel centres.
-    """
+    """Draws into `folder`: one PNG per instance and keypoints.json (COCO keypoints format)."""
     folder.mkdir(parents=True, exist_ok=True)
     images, annotations = [], []
     for i, instance in enumerate(draw_many(count, size=size, seed=seed)):
         name = f"{CATEGORIES[instance.category].name}_{i:05d}.png"
         Image.fromarray(instance.image.permute(1, 2, 0).numpy()).save(folder / name)
-        images.append({"id": i + 1, "file_name": name, "width": size, "height": size})
-        annotations.append({"id": i + 1, "image_id": i + 1} | _annotation(instance))
-    categories = [
-        {"id": i + 1, "name": kind.name, "keypoints": list(kind.keypoint_names), "skeleton": []}
-        for i, kind in enumerate(CATEGORIES)
-    ]
-    record = {"images": images, "annotations": annotations, "categories": categories}
-    (folder / "keypoints.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+        images.append(CocoImage(name, (size, size)))
+        annotations.append(_annotation(instance, i))
+    kinds = tuple(CocoCategory(kind.name, kind.keypoint_names) for kind in CATEGORIES)
+    write_annotations(folder / "keypoints.json", Coco(tuple(images), kinds, tuple(annotations)))
 
 
-def _annotation(instance: Instance) -> dict[str, object]:
+def _annotation(instance: Instance, image: int) -> Annotation:
     """COCO: v is 2 for a visible keypoint, 1 for a hidden one, 0 (at 0, 0) outside the image."""
     rows, columns = torch.nonzero(instance.mask, as_tuple=True)
-    box = torch.stack([columns.min(), rows.min(), columns.max(), rows.max()])
+    box = (int(columns.min()), int(rows.min()), int(columns.max()), int(rows.max()))
     last = instance.mask.shape[0] - 0.5
     keypoints: list[float] = []
     for (x, y), seen in zip(instance.keypoints.tolist(), instance.visible.tolist(), strict=True):
         inside = -0.5 <= x < last and -0.5 <= y < last
-        keypoints += [round(x, 2), round(y, 2), 2 if seen else 1] if inside else [0, 0, 0]
-    return {
-        "category_id": instance.category + 1,
-        "bbox": xywh_from_boxes(box).tolist(),
-        "area": int(instance.mask.sum()),
-        "iscrowd": 0,
-        "num_keypoints": sum(v > 0 for v in keypoints[2::3]),
-        "keypoints": keypoints,
-    }
+        keypoints += [x, y, 2 if seen else 1] if inside else [0, 0, 0]
+    area = {"area": int(instance.mask.sum())}
+    return Annotation(image, instance.category, box, tuple(keypoints), more=area)

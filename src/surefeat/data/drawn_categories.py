@@ -1,11 +1,9 @@
-"""The drawn categories: parts as signed distances, motifs as signed distances, keypoints.
+"""Eight drawn categories: layers and motifs as signed distances, keypoints on their parts.
 
 Convention: everything here lives in a category's canonical frame, x to the right and y down, the
 object inside [-1, 1] x [-1, 1]. Distances are negative inside. A part is known by its outline and
-its motif, never by its colour: instances colour the same part differently.
-
-Eight drawn categories. Twin parts (two wheels, two eyes) differ in motif or outline, so that
-left and right can be told apart from a patch, whatever the colours.
+its motif, never by its colour: instances colour the same part differently. Twin parts (two wheels,
+two eyes) differ in motif or outline, so that left and right can be told apart from a patch.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ Motif = Callable[[Array, Array, float, float], Array]
 
 
 @dataclass(frozen=True)
-class Part:
+class Layer:
     """One painted layer of an object."""
 
     shape: Shape
@@ -40,13 +38,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Category:
+class DrawnCategory:
     """A kind of object: parts from back to front and its named points."""
 
     name: str
     keypoints: tuple[tuple[str, float, float], ...]
     """(name, x, y), each well inside a part that nothing in front of it covers."""
-    parts: tuple[Part, ...]
+    parts: tuple[Layer, ...]
 
     @property
     def keypoint_names(self) -> tuple[str, ...]:
@@ -209,7 +207,7 @@ def spiral(cx: float, cy: float, period: float) -> Motif:
 # Tables of points, two to a line.
 # fmt: off
 
-CAR = Category(
+CAR = DrawnCategory(
     name="car",
     keypoints=(
         ("rear_wheel", -0.52, 0.42), ("front_wheel", 0.54, 0.42),
@@ -218,22 +216,24 @@ CAR = Category(
         ("door", 0.0, 0.14), ("aerial", -0.62, -0.78),
     ),
     parts=(
-        Part(rod((-0.4, -0.4), (-0.6, -0.74), width=0.045)),
-        Part(ellipse(-0.62, -0.78, 0.11, 0.11), like=0),
-        Part(polygon((-0.62, -0.02), (-0.4, -0.54), (0.3, -0.54), (0.6, -0.02))),
-        Part(polygon((-0.44, -0.14), (-0.3, -0.44), (-0.08, -0.44), (-0.08, -0.14)), grid(0.17)),
-        Part(polygon((0.08, -0.44), (0.24, -0.44), (0.42, -0.14), (0.08, -0.14)), stripes(0.2, 40)),
-        Part(box(0.0, 0.14, 0.96, 0.28, 0.14), like=2),
-        Part(box(0.0, 0.14, 0.23, 0.21, 0.04), stripes(0.16, 90)),
-        Part(box(-0.86, 0.0, 0.1, 0.14, 0.04), checks(0.11)),
-        Part(ellipse(0.83, 0.04, 0.14, 0.14), rings(0.83, 0.04, 0.16)),
-        Part(ellipse(-0.52, 0.42, 0.27, 0.27), spokes(-0.52, 0.42, 6)),
-        Part(ellipse(-0.52, 0.42, 0.08, 0.08)),
-        Part(ellipse(0.54, 0.42, 0.27, 0.27), rings(0.54, 0.42, 0.19)),
+        Layer(rod((-0.4, -0.4), (-0.6, -0.74), width=0.045)),
+        Layer(ellipse(-0.62, -0.78, 0.11, 0.11), like=0),
+        Layer(polygon((-0.62, -0.02), (-0.4, -0.54), (0.3, -0.54), (0.6, -0.02))),
+        Layer(polygon((-0.44, -0.14), (-0.3, -0.44), (-0.08, -0.44), (-0.08, -0.14)), grid(0.17)),
+        Layer(
+            polygon((0.08, -0.44), (0.24, -0.44), (0.42, -0.14), (0.08, -0.14)), stripes(0.2, 40)
+        ),
+        Layer(box(0.0, 0.14, 0.96, 0.28, 0.14), like=2),
+        Layer(box(0.0, 0.14, 0.23, 0.21, 0.04), stripes(0.16, 90)),
+        Layer(box(-0.86, 0.0, 0.1, 0.14, 0.04), checks(0.11)),
+        Layer(ellipse(0.83, 0.04, 0.14, 0.14), rings(0.83, 0.04, 0.16)),
+        Layer(ellipse(-0.52, 0.42, 0.27, 0.27), spokes(-0.52, 0.42, 6)),
+        Layer(ellipse(-0.52, 0.42, 0.08, 0.08)),
+        Layer(ellipse(0.54, 0.42, 0.27, 0.27), rings(0.54, 0.42, 0.19)),
     ),
 )
 
-BIRD = Category(
+BIRD = DrawnCategory(
     name="bird",
     keypoints=(
         ("beak", 0.85, -0.42), ("eye", 0.5, -0.52),
@@ -243,23 +243,23 @@ BIRD = Category(
         ("front_foot", 0.3, 0.86),
     ),
     parts=(
-        Part(rod((-0.08, 0.4), (-0.2, 0.86), width=0.06), stripes(0.14, 90)),
-        Part(rod((-0.22, 0.86), (-0.06, 0.88), width=0.075)),
-        Part(rod((0.14, 0.4), (0.24, 0.86), width=0.06)),
-        Part(ellipse(0.31, 0.86, 0.15, 0.1), dots(0.13), like=2),
-        Part(polygon((-0.9, -0.36), (-0.3, 0.0), (-0.3, 0.28), (-0.92, 0.02)), stripes(0.17, 20)),
-        Part(rod((0.42, -0.6), (0.28, -0.9), width=0.1, end=0.07), zigzag(0.15)),
-        Part(ellipse(0.08, 0.12, 0.58, 0.42, -18)),
-        Part(ellipse(0.44, 0.14, 0.2, 0.28, 15), dots(0.15)),
-        Part(polygon((0.66, -0.58), (0.94, -0.42), (0.64, -0.32)), stripes(0.13)),
-        Part(ellipse(0.46, -0.46, 0.29, 0.28), like=6),
-        Part(ellipse(0.5, -0.52, 0.15, 0.15), rings(0.5, -0.52, 0.2)),
-        Part(polygon((-0.5, 0.24), (0.0, -0.16), (0.22, -0.1), (0.2, 0.12), (-0.1, 0.3)),
+        Layer(rod((-0.08, 0.4), (-0.2, 0.86), width=0.06), stripes(0.14, 90)),
+        Layer(rod((-0.22, 0.86), (-0.06, 0.88), width=0.075)),
+        Layer(rod((0.14, 0.4), (0.24, 0.86), width=0.06)),
+        Layer(ellipse(0.31, 0.86, 0.15, 0.1), dots(0.13), like=2),
+        Layer(polygon((-0.9, -0.36), (-0.3, 0.0), (-0.3, 0.28), (-0.92, 0.02)), stripes(0.17, 20)),
+        Layer(rod((0.42, -0.6), (0.28, -0.9), width=0.1, end=0.07), zigzag(0.15)),
+        Layer(ellipse(0.08, 0.12, 0.58, 0.42, -18)),
+        Layer(ellipse(0.44, 0.14, 0.2, 0.28, 15), dots(0.15)),
+        Layer(polygon((0.66, -0.58), (0.94, -0.42), (0.64, -0.32)), stripes(0.13)),
+        Layer(ellipse(0.46, -0.46, 0.29, 0.28), like=6),
+        Layer(ellipse(0.5, -0.52, 0.15, 0.15), rings(0.5, -0.52, 0.2)),
+        Layer(polygon((-0.5, 0.24), (0.0, -0.16), (0.22, -0.1), (0.2, 0.12), (-0.1, 0.3)),
              scales(0.18)),
     ),
 )
 
-FISH = Category(
+FISH = DrawnCategory(
     name="fish",
     keypoints=(
         ("mouth", -0.86, 0.12), ("eye", -0.58, -0.08),
@@ -269,20 +269,20 @@ FISH = Category(
         ("tail_lower", 0.86, 0.36),
     ),
     parts=(
-        Part(polygon((0.56, -0.04), (0.8, -0.52), (0.95, -0.46), (0.76, 0.04)), stripes(0.16, 60)),
-        Part(polygon((0.56, 0.04), (0.76, -0.04), (0.95, 0.46), (0.8, 0.52)), dots(0.17), like=0),
-        Part(polygon((-0.34, -0.3), (0.02, -0.72), (0.34, -0.6), (0.34, -0.24)), stripes(0.17, 0)),
-        Part(polygon((-0.2, 0.34), (0.2, 0.3), (0.08, 0.72), (-0.14, 0.76)), zigzag(0.17)),
-        Part(ellipse(-0.14, 0.0, 0.8, 0.46), scales(0.2)),
-        Part(rod((-0.36, -0.32), (-0.26, 0.02), (-0.36, 0.34), width=0.09), like=3),
-        Part(ellipse(-0.6, 0.0, 0.34, 0.3)),
-        Part(rod((-0.86, 0.12), (-0.72, 0.16), width=0.09, end=0.06), like=0),
-        Part(ellipse(-0.58, -0.08, 0.15, 0.15), rings(-0.58, -0.08, 0.2)),
-        Part(box(0.56, 0.0, 0.09, 0.15, 0.05), checks(0.11)),
+        Layer(polygon((0.56, -0.04), (0.8, -0.52), (0.95, -0.46), (0.76, 0.04)), stripes(0.16, 60)),
+        Layer(polygon((0.56, 0.04), (0.76, -0.04), (0.95, 0.46), (0.8, 0.52)), dots(0.17), like=0),
+        Layer(polygon((-0.34, -0.3), (0.02, -0.72), (0.34, -0.6), (0.34, -0.24)), stripes(0.17, 0)),
+        Layer(polygon((-0.2, 0.34), (0.2, 0.3), (0.08, 0.72), (-0.14, 0.76)), zigzag(0.17)),
+        Layer(ellipse(-0.14, 0.0, 0.8, 0.46), scales(0.2)),
+        Layer(rod((-0.36, -0.32), (-0.26, 0.02), (-0.36, 0.34), width=0.09), like=3),
+        Layer(ellipse(-0.6, 0.0, 0.34, 0.3)),
+        Layer(rod((-0.86, 0.12), (-0.72, 0.16), width=0.09, end=0.06), like=0),
+        Layer(ellipse(-0.58, -0.08, 0.15, 0.15), rings(-0.58, -0.08, 0.2)),
+        Layer(box(0.56, 0.0, 0.09, 0.15, 0.05), checks(0.11)),
     ),
 )
 
-ROBOT = Category(
+ROBOT = DrawnCategory(
     name="robot",
     keypoints=(
         ("left_antenna", -0.42, -0.86), ("right_antenna", 0.42, -0.86),
@@ -292,25 +292,25 @@ ROBOT = Category(
         ("panel", 0.22, 0.52),
     ),
     parts=(
-        Part(rod((-0.28, -0.5), (-0.42, -0.84), width=0.045)),
-        Part(ellipse(-0.42, -0.86, 0.12, 0.12), rings(-0.42, -0.86, 0.15)),
-        Part(rod((0.28, -0.5), (0.42, -0.84), width=0.045), like=0),
-        Part(box(0.42, -0.86, 0.12, 0.11, 0.02), checks(0.12)),
-        Part(rod((-0.4, 0.34), (-0.74, 0.36), (-0.8, 0.52), width=0.085), stripes(0.13, 0)),
-        Part(ellipse(-0.8, 0.56, 0.15, 0.15)),
-        Part(rod((0.4, 0.34), (0.74, 0.36), (0.8, 0.52), width=0.085), dots(0.13)),
-        Part(polygon((0.8, 0.4), (0.94, 0.56), (0.8, 0.7), (0.66, 0.56)), stripes(0.14, 90)),
-        Part(box(0.0, 0.54, 0.5, 0.4, 0.08)),
-        Part(box(0.0, -0.22, 0.58, 0.42, 0.12)),
-        Part(ellipse(-0.27, -0.32, 0.2, 0.2), rings(-0.27, -0.32, 0.2)),
-        Part(box(0.27, -0.32, 0.19, 0.17, 0.03), spokes(0.27, -0.32, 4)),
-        Part(box(0.0, 0.02, 0.36, 0.1, 0.04), stripes(0.15, 0)),
-        Part(ellipse(-0.2, 0.52, 0.19, 0.19), spokes(-0.2, 0.52, 7)),
-        Part(box(0.23, 0.52, 0.18, 0.24, 0.03), grid(0.16)),
+        Layer(rod((-0.28, -0.5), (-0.42, -0.84), width=0.045)),
+        Layer(ellipse(-0.42, -0.86, 0.12, 0.12), rings(-0.42, -0.86, 0.15)),
+        Layer(rod((0.28, -0.5), (0.42, -0.84), width=0.045), like=0),
+        Layer(box(0.42, -0.86, 0.12, 0.11, 0.02), checks(0.12)),
+        Layer(rod((-0.4, 0.34), (-0.74, 0.36), (-0.8, 0.52), width=0.085), stripes(0.13, 0)),
+        Layer(ellipse(-0.8, 0.56, 0.15, 0.15)),
+        Layer(rod((0.4, 0.34), (0.74, 0.36), (0.8, 0.52), width=0.085), dots(0.13)),
+        Layer(polygon((0.8, 0.4), (0.94, 0.56), (0.8, 0.7), (0.66, 0.56)), stripes(0.14, 90)),
+        Layer(box(0.0, 0.54, 0.5, 0.4, 0.08)),
+        Layer(box(0.0, -0.22, 0.58, 0.42, 0.12)),
+        Layer(ellipse(-0.27, -0.32, 0.2, 0.2), rings(-0.27, -0.32, 0.2)),
+        Layer(box(0.27, -0.32, 0.19, 0.17, 0.03), spokes(0.27, -0.32, 4)),
+        Layer(box(0.0, 0.02, 0.36, 0.1, 0.04), stripes(0.15, 0)),
+        Layer(ellipse(-0.2, 0.52, 0.19, 0.19), spokes(-0.2, 0.52, 7)),
+        Layer(box(0.23, 0.52, 0.18, 0.24, 0.03), grid(0.16)),
     ),
 )
 
-CHAIR = Category(
+CHAIR = DrawnCategory(
     name="chair",
     keypoints=(
         ("back_top", -0.56, -0.84), ("back_middle", -0.5, -0.36),
@@ -319,22 +319,22 @@ CHAIR = Category(
         ("front_foot", 0.66, 0.84), ("crossbar", 0.02, 0.56),
     ),
     parts=(
-        Part(rod((-0.5, 0.54), (0.56, 0.54), width=0.09)),
-        Part(box(0.02, 0.56, 0.2, 0.16, 0.06), checks(0.14)),
-        Part(rod((-0.46, 0.1), (-0.6, 0.84), width=0.14, end=0.12), stripes(0.18, 90)),
-        Part(rod((0.58, 0.1), (0.66, 0.8), width=0.11, end=0.1)),
-        Part(ellipse(0.66, 0.84, 0.17, 0.13), like=0),
-        Part(polygon((-0.72, -0.66), (-0.34, -0.66), (-0.2, 0.06), (-0.56, 0.06)), zigzag(0.2)),
-        Part(box(-0.56, -0.8, 0.34, 0.18, 0.1), dots(0.17)),
-        Part(rod((-0.3, -0.28), (0.5, -0.32), width=0.09)),
-        Part(rod((0.52, -0.28), (0.46, 0.08), width=0.075), like=7),
-        Part(ellipse(0.56, -0.32, 0.17, 0.17), rings(0.56, -0.32, 0.21)),
-        Part(box(0.1, 0.14, 0.76, 0.17, 0.08), grid(0.2)),
-        Part(box(0.62, 0.14, 0.24, 0.17, 0.08), stripes(0.17, 45)),
+        Layer(rod((-0.5, 0.54), (0.56, 0.54), width=0.09)),
+        Layer(box(0.02, 0.56, 0.2, 0.16, 0.06), checks(0.14)),
+        Layer(rod((-0.46, 0.1), (-0.6, 0.84), width=0.14, end=0.12), stripes(0.18, 90)),
+        Layer(rod((0.58, 0.1), (0.66, 0.8), width=0.11, end=0.1)),
+        Layer(ellipse(0.66, 0.84, 0.17, 0.13), like=0),
+        Layer(polygon((-0.72, -0.66), (-0.34, -0.66), (-0.2, 0.06), (-0.56, 0.06)), zigzag(0.2)),
+        Layer(box(-0.56, -0.8, 0.34, 0.18, 0.1), dots(0.17)),
+        Layer(rod((-0.3, -0.28), (0.5, -0.32), width=0.09)),
+        Layer(rod((0.52, -0.28), (0.46, 0.08), width=0.075), like=7),
+        Layer(ellipse(0.56, -0.32, 0.17, 0.17), rings(0.56, -0.32, 0.21)),
+        Layer(box(0.1, 0.14, 0.76, 0.17, 0.08), grid(0.2)),
+        Layer(box(0.62, 0.14, 0.24, 0.17, 0.08), stripes(0.17, 45)),
     ),
 )
 
-BICYCLE = Category(
+BICYCLE = DrawnCategory(
     name="bicycle",
     keypoints=(
         ("rear_hub", -0.55, 0.34), ("front_hub", 0.57, 0.34),
@@ -343,24 +343,26 @@ BICYCLE = Category(
         ("carrier", -0.74, -0.22), ("frame_badge", 0.06, -0.2),
     ),
     parts=(
-        Part(ellipse(-0.55, 0.34, 0.41, 0.41)),
-        Part(ellipse(-0.55, 0.34, 0.31, 0.31), spokes(-0.55, 0.34, 7)),
-        Part(ellipse(0.57, 0.34, 0.41, 0.41), like=0),
-        Part(ellipse(0.57, 0.34, 0.31, 0.31), rings(0.57, 0.34, 0.2)),
-        Part(box(-0.74, -0.22, 0.21, 0.15, 0.03), grid(0.16)),
-        Part(rod((-0.55, 0.34), (-0.22, -0.2), (0.36, -0.22), (-0.04, 0.44), width=0.065)),
-        Part(rod((-0.04, 0.44), (-0.3, -0.44), width=0.065), like=5),
-        Part(rod((0.57, 0.34), (0.36, -0.6), width=0.065), like=5),
-        Part(rod((-0.52, 0.34), (-0.04, 0.44), width=0.06), like=5),
-        Part(box(-0.32, -0.52, 0.26, 0.12, 0.1), stripes(0.15, 0)),
-        Part(rod((0.2, -0.76), (0.4, -0.7), (0.52, -0.58), width=0.11), zigzag(0.13)),
-        Part(polygon((0.46, -0.42), (0.72, -0.48), (0.72, -0.2), (0.46, -0.28)), stripes(0.13, 90)),
-        Part(ellipse(-0.04, 0.46, 0.17, 0.17), checks(0.13)),
-        Part(ellipse(0.06, -0.2, 0.18, 0.12), dots(0.13)),
+        Layer(ellipse(-0.55, 0.34, 0.41, 0.41)),
+        Layer(ellipse(-0.55, 0.34, 0.31, 0.31), spokes(-0.55, 0.34, 7)),
+        Layer(ellipse(0.57, 0.34, 0.41, 0.41), like=0),
+        Layer(ellipse(0.57, 0.34, 0.31, 0.31), rings(0.57, 0.34, 0.2)),
+        Layer(box(-0.74, -0.22, 0.21, 0.15, 0.03), grid(0.16)),
+        Layer(rod((-0.55, 0.34), (-0.22, -0.2), (0.36, -0.22), (-0.04, 0.44), width=0.065)),
+        Layer(rod((-0.04, 0.44), (-0.3, -0.44), width=0.065), like=5),
+        Layer(rod((0.57, 0.34), (0.36, -0.6), width=0.065), like=5),
+        Layer(rod((-0.52, 0.34), (-0.04, 0.44), width=0.06), like=5),
+        Layer(box(-0.32, -0.52, 0.26, 0.12, 0.1), stripes(0.15, 0)),
+        Layer(rod((0.2, -0.76), (0.4, -0.7), (0.52, -0.58), width=0.11), zigzag(0.13)),
+        Layer(
+            polygon((0.46, -0.42), (0.72, -0.48), (0.72, -0.2), (0.46, -0.28)), stripes(0.13, 90)
+        ),
+        Layer(ellipse(-0.04, 0.46, 0.17, 0.17), checks(0.13)),
+        Layer(ellipse(0.06, -0.2, 0.18, 0.12), dots(0.13)),
     ),
 )
 
-TEAPOT = Category(
+TEAPOT = DrawnCategory(
     name="teapot",
     keypoints=(
         ("spout_tip", 0.84, -0.4), ("spout_root", 0.5, 0.16),
@@ -370,22 +372,22 @@ TEAPOT = Category(
         ("foot", 0.0, 0.74),
     ),
     parts=(
-        Part(rod((-0.4, -0.3), (-0.7, -0.32), (-0.88, 0.04), width=0.1), stripes(0.17, 30)),
-        Part(rod((-0.88, 0.04), (-0.68, 0.4), (-0.36, 0.44), width=0.1), dots(0.15)),
-        Part(rod((0.4, 0.3), (0.62, 0.06), (0.84, -0.38), width=0.22, end=0.09)),
-        Part(ellipse(0.84, -0.4, 0.16, 0.1, 20), stripes(0.13, 0)),
-        Part(box(0.0, 0.74, 0.4, 0.11, 0.05), zigzag(0.15)),
-        Part(ellipse(0.0, 0.14, 0.6, 0.58)),
-        Part(box(0.0, -0.12, 0.52, 0.12, 0.05), checks(0.15)),
-        Part(ellipse(-0.06, 0.3, 0.27, 0.25), spokes(-0.06, 0.3, 8)),
-        Part(ellipse(0.5, 0.16, 0.14, 0.18, 20), grid(0.14)),
-        Part(ellipse(0.0, -0.46, 0.4, 0.16), scales(0.15)),
-        Part(ellipse(0.0, -0.8, 0.14, 0.14), rings(0.0, -0.8, 0.17)),
-        Part(rod((0.0, -0.66), (0.0, -0.6), width=0.07), like=5),
+        Layer(rod((-0.4, -0.3), (-0.7, -0.32), (-0.88, 0.04), width=0.1), stripes(0.17, 30)),
+        Layer(rod((-0.88, 0.04), (-0.68, 0.4), (-0.36, 0.44), width=0.1), dots(0.15)),
+        Layer(rod((0.4, 0.3), (0.62, 0.06), (0.84, -0.38), width=0.22, end=0.09)),
+        Layer(ellipse(0.84, -0.4, 0.16, 0.1, 20), stripes(0.13, 0)),
+        Layer(box(0.0, 0.74, 0.4, 0.11, 0.05), zigzag(0.15)),
+        Layer(ellipse(0.0, 0.14, 0.6, 0.58)),
+        Layer(box(0.0, -0.12, 0.52, 0.12, 0.05), checks(0.15)),
+        Layer(ellipse(-0.06, 0.3, 0.27, 0.25), spokes(-0.06, 0.3, 8)),
+        Layer(ellipse(0.5, 0.16, 0.14, 0.18, 20), grid(0.14)),
+        Layer(ellipse(0.0, -0.46, 0.4, 0.16), scales(0.15)),
+        Layer(ellipse(0.0, -0.8, 0.14, 0.14), rings(0.0, -0.8, 0.17)),
+        Layer(rod((0.0, -0.66), (0.0, -0.6), width=0.07), like=5),
     ),
 )
 
-SNAIL = Category(
+SNAIL = DrawnCategory(
     name="snail",
     keypoints=(
         ("shell_centre", -0.14, -0.12), ("shell_top", -0.22, -0.7),
@@ -395,20 +397,20 @@ SNAIL = Category(
         ("front_horn", 0.86, -0.4),
     ),
     parts=(
-        Part(rod((0.6, 0.0), (0.5, -0.46), width=0.05)),
-        Part(ellipse(0.5, -0.48, 0.12, 0.12), rings(0.5, -0.48, 0.16)),
-        Part(rod((0.72, 0.0), (0.86, -0.38), width=0.05), like=0),
-        Part(box(0.86, -0.4, 0.11, 0.1, 0.02), checks(0.11)),
-        Part(rod((-0.9, 0.62), (0.4, 0.6), width=0.08, end=0.22), stripes(0.19, 0)),
-        Part(rod((0.4, 0.56), (0.66, 0.02), width=0.24, end=0.22)),
-        Part(ellipse(0.54, 0.42, 0.19, 0.2), dots(0.16)),
-        Part(ellipse(-0.86, 0.6, 0.12, 0.09), grid(0.13)),
-        Part(ellipse(-0.14, -0.12, 0.64, 0.64)),
-        Part(ellipse(-0.22, -0.66, 0.3, 0.14, -8), zigzag(0.15)),
-        Part(ellipse(-0.64, 0.1, 0.16, 0.28, -12), scales(0.17)),
-        Part(ellipse(-0.14, -0.12, 0.42, 0.42), spiral(-0.14, -0.12, 0.2)),
-        Part(ellipse(0.67, 0.0, 0.13, 0.13), spokes(0.67, 0.0, 4)),
+        Layer(rod((0.6, 0.0), (0.5, -0.46), width=0.05)),
+        Layer(ellipse(0.5, -0.48, 0.12, 0.12), rings(0.5, -0.48, 0.16)),
+        Layer(rod((0.72, 0.0), (0.86, -0.38), width=0.05), like=0),
+        Layer(box(0.86, -0.4, 0.11, 0.1, 0.02), checks(0.11)),
+        Layer(rod((-0.9, 0.62), (0.4, 0.6), width=0.08, end=0.22), stripes(0.19, 0)),
+        Layer(rod((0.4, 0.56), (0.66, 0.02), width=0.24, end=0.22)),
+        Layer(ellipse(0.54, 0.42, 0.19, 0.2), dots(0.16)),
+        Layer(ellipse(-0.86, 0.6, 0.12, 0.09), grid(0.13)),
+        Layer(ellipse(-0.14, -0.12, 0.64, 0.64)),
+        Layer(ellipse(-0.22, -0.66, 0.3, 0.14, -8), zigzag(0.15)),
+        Layer(ellipse(-0.64, 0.1, 0.16, 0.28, -12), scales(0.17)),
+        Layer(ellipse(-0.14, -0.12, 0.42, 0.42), spiral(-0.14, -0.12, 0.2)),
+        Layer(ellipse(0.67, 0.0, 0.13, 0.13), spokes(0.67, 0.0, 4)),
     ),
 )
 
-CATEGORIES: tuple[Category, ...] = (CAR, BIRD, FISH, ROBOT, CHAIR, BICYCLE, TEAPOT, SNAIL)
+CATEGORIES: tuple[DrawnCategory, ...] = (CAR, BIRD, FISH, ROBOT, CHAIR, BICYCLE, TEAPOT, SNAIL)
