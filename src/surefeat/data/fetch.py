@@ -5,6 +5,7 @@ Nothing is fetched at import or behind the user's back; only `get` does it.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shutil
 import tarfile
@@ -17,6 +18,8 @@ from http.client import HTTPException
 from pathlib import Path
 
 from surefeat.core.files import file_hash, write_text
+
+_LOG = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0
 
@@ -57,11 +60,11 @@ SOURCES = {
 }
 
 
-def get(name: str, folder: str | Path, *, say: Callable[[str], object] = print) -> Path:
+def get(name: str, folder: str | Path, *, say: Callable[[str], object] = _LOG.info) -> Path:
     """Fetch a data set and unpack it into FOLDER/NAME, which is returned; it is not done twice.
 
     ConnectionError: it cannot be fetched; ValueError: what came is not what it should be. `say`
-    gets the messages.
+    gets the messages, by default the log.
     """
     if name not in SOURCES:
         raise ValueError(f"unknown data set {name!r}; there are {', '.join(sorted(SOURCES))}")
