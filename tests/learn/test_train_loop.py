@@ -102,11 +102,11 @@ def test_frozen_layers_are_left_alone(tmp_path: Path) -> None:
 )
 def test_a_line_precedes_every_check_and_checkpoint(step: int, every: tuple[int, int, int]) -> None:
     lines, checks, checkpoints = every
-    due = Schedule(60, lines, checkpoints, check_every=checks).due_after(step)
-    assert due.check == (checks > 0 and step % checks == 0)
-    assert due.checkpoint == (step == 60 or (checkpoints > 0 and step % checkpoints == 0))
+    due = Schedule(60, lines, checkpoints, check_every=checks)
+    assert due.checks(step) == (checks > 0 and step % checks == 0)
+    assert due.saves(step) == (step == 60 or (checkpoints > 0 and step % checkpoints == 0))
     logged = lines > 0 and step % lines == 0
-    assert due.line == (logged or due.check or due.checkpoint)
+    assert due.logs(step) == (logged or due.checks(step) or due.saves(step))
 
 
 def test_checks_and_checkpoints_keep_to_their_own_steps(tmp_path: Path) -> None:

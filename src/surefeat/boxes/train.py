@@ -56,12 +56,12 @@ def learn_boxes(
     ]  # fmt: skip
     steps = math.ceil(config.epochs * len(photos) / config.batch)
     with Reporter(run, steps, shown=("loss", "regulariser", "images_per_s"), quiet=quiet) as report:
-        job = open_job(
+        job = open_job(Job(
             detector, make_optimiser(config.optimiser, rates, weight_decay=config.weight_decay),
             run, Schedule(steps, config.log_every, config.checkpoint_every),
-            log=Log(device, batch=config.batch, unit="images"), advice="lower --learn.lr",
+            Log(device, batch=config.batch, unit="images"), advice="lower --learn.lr",
             report=report,
-        )  # fmt: skip
+        ))  # fmt: skip
         run_steps(job, box_steps(detector, photos, job, config, quiet=quiet), amp=config.amp)
     return steps
 

@@ -1,6 +1,6 @@
 """The one training loop, whatever is learned: log, checks, checkpoints, exact resuming, stopping.
 
-    job = open_job(model, optimiser, run, schedule, ...)
+    job = open_job(Job(model, optimiser, run, schedule, ...))
     run_steps(job, steps_of(job.todo()))
 
 `steps_of` is the training's own: an iterator that takes a step whenever it is asked for the next.
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -60,25 +60,21 @@ class Schedule:
     patience: int = 0
     """Stop when the smoothed loss has not improved for so long."""
 
-    def due_after(self, step: int) -> Due:
-        """By the number of steps done alone, so that a resumed run does the same."""
+    # By the number of steps done alone, so that a resumed run does the same.
 
-        def every(steps: int) -> bool:
-            return steps > 0 and step % steps == 0
+    def logs(self, step: int) -> bool:
+        """A line of the log: also before checks and checkpoints, so that no bad state is kept."""
+        return self.checks(step) or self.saves(step) or _every(self.log_every, step)
 
-        last = step == self.steps
-        check, checkpoint = every(self.check_every), last or every(self.checkpoint_every)
-        return Due(last or every(self.log_every) or check or checkpoint, check, checkpoint)
+    def checks(self, step: int) -> bool:
+        return _every(self.check_every, step)
+
+    def saves(self, step: int) -> bool:
+        return step == self.steps or _every(self.checkpoint_every, step)
 
 
-@dataclass(frozen=True)
-class Due:
-    """What is to be done after a step."""
-
-    line: bool
-    """A line of the log: also before every check and checkpoint, so that no bad state is kept."""
-    check: bool
-    checkpoint: bool
+def _every(steps: int, step: int) -> bool:
+    return steps > 0 and step % steps == 0
 
 
 @dataclass
@@ -108,42 +104,31 @@ class Job:
     optimiser: torch.optim.Optimizer
     run: Run
     schedule: Schedule
-    progress: Progress
     log: Log
     advice: str
     """What to change when the loss is no number."""
-    check: Callable[[], Values] | None
-    complain: Callable[[int, Values], str | None] | None
+    check: Callable[[], Values] | None = None
+    complain: Callable[[int, Values], str | None] | None = None
     """Step and line -> why not to go on, if there is a reason."""
-    report: Report | None
+    report: Report | None = None
+    progress: Progress = field(default_factory=Progress)
 
     def todo(self) -> range:
         """The steps that are left."""
         return range(self.progress.step, self.schedule.steps)
 
 
-def open_job(
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    run: Run,
-    schedule: Schedule,
-    *,
-    log: Log,
-    advice: str,
-    check: Callable[[], Values] | None = None,
-    complain: Callable[[int, Values], str | None] | None = None,
-    report: Report | None = None,
-) -> Job:
-    """Model and optimiser as the newest checkpoint has them; where there is none, the first."""
-    checkpoint, progress = run.load_checkpoint(), Progress()
-    if checkpoint is not None:
-        checkpoint.restore(model, optimiser)
-        progress = Progress(**checkpoint.progress)
-    job = Job(model, optimiser, run, schedule, progress, log, advice, check, complain, report)
-    # From here on a resumed run needs no initial weights, and a bad one has a state to go back to.
-    if progress.step == 0:
+def open_job(job: Job) -> Job:
+    """Put a job into the state of its run's newest checkpoint; where there is none, write one.
+
+    So a resumed run needs no initial weights, and a bad one has a state to go back to.
+    """
+    checkpoint = job.run.load_checkpoint()
+    if checkpoint is None:
         save_checkpoint(job)
-    return job
+        return job
+    checkpoint.restore(job.model, job.optimiser)
+    return replace(job, progress=Progress(**checkpoint.progress))
 
 
 def run_steps(job: Job, steps: Iterator[Taken], *, amp: bool) -> Progress:
@@ -156,21 +141,20 @@ def run_steps(job: Job, steps: Iterator[Taken], *, amp: bool) -> Progress:
         for taken in steps:
             job.log.add(taken)
             job.progress.step += 1
-            due = job.schedule.due_after(job.progress.step)
-            asked = told_to_stop(job, due, asked=stop_requested())
-            if due.line or asked:
-                values = log_and_check(job, taken, due)
-                if save_if_due(job, values, due, asked=asked):
+            asked = told_to_stop(job, asked=stop_requested())
+            if asked or job.schedule.logs(job.progress.step):
+                values = log_and_check(job, taken)
+                if save_if_due(job, values, asked=asked):
                     break
     return job.progress
 
 
-def log_and_check(job: Job, taken: Taken, due: Due) -> Values:
+def log_and_check(job: Job, taken: Taken) -> Values:
     """Sum up the steps since the last line, refuse a bad state, check if due, and log."""
     values = job.log.sum_up(taken)
     job.progress.seconds += values["seconds"]
     refuse_bad(job, values)
-    if job.check and due.check:
+    if job.check and job.schedule.checks(job.progress.step):
         values |= job.check()
     if job.log.part.rank == 0:
         job.run.log(job.progress.step, values)
@@ -191,15 +175,16 @@ def refuse_bad(job: Job, values: Values) -> None:
         raise TrainingStoppedError(f"{reason}; the last good checkpoint is {kept[-1]}")
 
 
-def save_if_due(job: Job, values: Values, due: Due, *, asked: bool) -> bool:
+def save_if_due(job: Job, values: Values, *, asked: bool) -> bool:
     """After a line: save where due, leave if asked to; True on a plateau."""
     # A line that only a request to stop brought about must not change what follows.
-    patience = job.schedule.patience
-    level = due.line and job.progress.plateaued(values["loss"], patience=patience)
-    if due.checkpoint or level or asked:
+    step, patience = job.progress.step, job.schedule.patience
+    due = job.schedule.logs(step)
+    level = due and job.progress.plateaued(values["loss"], patience=patience)
+    if job.schedule.saves(step) or level or asked:
         save_checkpoint(job)
     if asked and not level:
-        raise KeyboardInterrupt(f"stopped after step {job.progress.step}; checkpoint saved")
+        raise KeyboardInterrupt(f"stopped after step {step}; checkpoint saved")
     return level
 
 
@@ -216,11 +201,11 @@ def all_finite(tensors: dict[str, Tensor]) -> bool:
     return bool(torch.stack([t.isfinite().all().to(device) for t in tensors.values()]).all())
 
 
-def told_to_stop(job: Job, due: Due, *, asked: bool) -> bool:
+def told_to_stop(job: Job, *, asked: bool) -> bool:
     """Whether any process was asked to stop: all must leave the loop at the same step."""
     if job.log.part.world == 1:
         return asked
-    if not due.line and job.progress.step % _ASK_EVERY:
+    if not job.schedule.logs(job.progress.step) and job.progress.step % _ASK_EVERY:
         return False
     shared = torch.tensor(float(asked), device=job.log.device)
     dist.all_reduce(shared)

@@ -316,16 +316,16 @@ def train(
         model.set_trained(settings.trained, batch_norm=settings.batch_norm)
         return values
 
-    job = open_job(
-        model, make_optimiser(settings.optimiser, rates, weight_decay=settings.weight_decay), run,
-        Schedule(
-            settings.steps, settings.log_every, settings.checkpoint_every, settings.check_every,
-            settings.patience,
-        ),
-        log=Log(device, batch=settings.batch, unit="pairs", part=part),
+    optimiser = make_optimiser(settings.optimiser, rates, weight_decay=settings.weight_decay)
+    schedule = Schedule(
+        settings.steps, settings.log_every, settings.checkpoint_every, settings.check_every,
+        settings.patience,
+    )  # fmt: skip
+    job = open_job(Job(
+        model, optimiser, run, schedule, Log(device, batch=settings.batch, unit="pairs", part=part),
         advice="lower --train.lr, or set --train.clip 1", check=check and check_held_out,
         complain=lambda step, values: complain_of_collapse(step, values, config), report=report,
-    )  # fmt: skip
+    ))  # fmt: skip
     return run_steps(job, pair_steps(model, batches, job, config, overfit), amp=settings.amp)
 
 
@@ -407,7 +407,8 @@ def _finish(
     if isinstance(pictures.batches, StreamedBatches):
         skipped += pictures.batches.skipped()
     if part.rank == 0:
-        list_skipped(run.folder, skipped)
+        if len(skipped) > len(pictures.skipped):
+            list_skipped(run.folder, skipped)
         model.save_pretrained(run.folder / "model")
         summary: dict[str, Any] = {"steps": progress.step, "seconds": progress.seconds}
         if checked:
