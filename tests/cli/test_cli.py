@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import surefeat
 from surefeat.cli import main as cli
 from surefeat.cli.main import main
 from surefeat.cli.output import say
@@ -288,3 +289,8 @@ def test_numbered_entries_are_said_in_words(capsys: pytest.CaptureFixture[str]) 
     say({"right_of": {5: 0.25, 7: None}, "skipped": ("a.jpg", "b.jpg")}, to_script=False)
     words = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert words == ["5 0.250", "7 none", "skipped a.jpg, b.jpg"]
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out == f"surefeat {surefeat.__version__}\n"

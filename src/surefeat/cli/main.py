@@ -19,7 +19,7 @@ from surefeat.cli.boxes import Boxes
 from surefeat.cli.data import Data, Export
 from surefeat.cli.evaluate import Evaluate
 from surefeat.cli.keypoints import Keypoints
-from surefeat.cli.output import say, say_not_drawn
+from surefeat.cli.output import say, say_aside, say_not_drawn
 from surefeat.learn.config import Config, preset
 
 Preset = Literal["ours", "paper", "small"]
@@ -207,12 +207,12 @@ def main(argv: list[str] | None = None) -> None:
     try:
         command.run()
     except KeyboardInterrupt as stop:
-        print(f"surefeat: {stop or 'stopped'}", file=sys.stderr)
+        say_aside(f"surefeat: {stop or 'stopped'}")
         sys.exit(130)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if "-X" in sys.orig_argv or logging.getLogger().isEnabledFor(logging.DEBUG):
             raise
-        print(f"surefeat: {error}", file=sys.stderr)
+        say_aside(f"surefeat: {error}")
         sys.exit(2)
 
 

@@ -38,4 +38,9 @@ def _in_words(value: object) -> str:
 
 def say_not_drawn(what: str, error: ImportError) -> None:
     """Where an extra is missing the result still stands: the picture is left out, with the fix."""
-    print(f"no {what}: {error}", file=sys.stderr)
+    say_aside(f"no {what}: {error}")
+
+
+def say_aside(line: str) -> None:
+    """What happens on the way, apart from the result, so that a script can read that."""
+    print(line, file=sys.stderr)
