@@ -125,6 +125,22 @@ def test_a_run_begins_with_a_checkpoint_and_keeps_no_broken_one(
         run.settings(Config)
 
 
+def test_ctrl_c_before_the_first_step_ends_the_run_at_once(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computing the maps of many photos takes longer than any step."""
+
+    def slow(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("Ctrl-C was put off")
+
+    monkeypatch.setattr(detect_train, "KeptMaps", slow)
+    with pytest.raises(KeyboardInterrupt):
+        fit(few, tmp_path / "run", settings())
+    names = [path.name for path in Run(tmp_path / "run").checkpoints()]
+    assert names == ["checkpoint-00000000.safetensors"]
+
+
 def test_a_resumed_run_refuses_other_labels(few: Path, tmp_path: Path) -> None:
     fit(few, tmp_path / "run", settings(epochs=1, checkpoint_every=2))
     found = find_labels(few / "photos")

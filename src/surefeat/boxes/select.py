@@ -63,8 +63,8 @@ def score_photos(
     for start in range(0, len(photos), _PHOTOS):
         part = photos[start : start + _PHOTOS]
         totals = _mean_scores(detector, part, scales=scales, flips=flips, amp=amp)
-        for photo, found in zip(part, totals, strict=True):
-            yield Scored(photo, found[: len(photo.proposals)])
+        for photo, scores in zip(part, totals, strict=True):
+            yield Scored(photo, scores[: len(photo.proposals)])
 
 
 @torch.inference_mode()
@@ -99,8 +99,7 @@ def _add(
         shapes = torch.tensor([maps.shape[2:]], device=device).expand(len(picked), -1)
         cells = box_cells(some.boxes, some.sizes, shapes)
         with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-            found = detector(part, cells, some.valid)
-        totals[picked] += found.scores
+            totals[picked] += detector(part, cells, some.valid).scores
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class Selection:
     """For the floor on the mean and on the sum: how many of each verdict."""
 
     def kept(self) -> tuple[Candidate, ...]:
-        return tuple(each for each in self.candidates if each.verdict == "kept")
+        return tuple(c for c in self.candidates if c.verdict == "kept")
 
 
 def agreed(boxes: Tensor, scores: Tensor, power: float) -> Tensor:
@@ -145,13 +144,13 @@ def best_boxes(scored: Scored, categories: Sequence[str], *, agreement: float) -
     """The best of a photo's proposals for each of its labels; agreement: as in SelectConfig."""
     photo = scored.photo
     top, rows = agreed(photo.proposals, scored.scores, agreement).cpu().max(0)
-    found = []
+    candidates = []
     for column, category in enumerate(categories):
         if category in photo.image.labels:
             x1, y1, x2, y2 = photo.proposals[rows[column]].tolist()
             score = float(top[column])
-            found.append(Candidate(photo.image.name, category, (x1, y1, x2, y2), score))
-    return found
+            candidates.append(Candidate(photo.image.name, category, (x1, y1, x2, y2), score))
+    return candidates
 
 
 def select(candidates: Sequence[Candidate], config: SelectConfig) -> Selection:
@@ -164,25 +163,26 @@ def select(candidates: Sequence[Candidate], config: SelectConfig) -> Selection:
         for on, floor in (("mean", config.floor), ("sum", config.floor / config.passes))
     }
     counts = {
-        on: {verdict: sum(each.verdict == verdict for each in found) for verdict in VERDICTS}
-        for on, found in judged.items()
+        on: {verdict: sum(c.verdict == verdict for c in verdicts) for verdict in VERDICTS}
+        for on, verdicts in judged.items()
     }
     return Selection(tuple(judged[config.floor_on]), counts)
 
 
 def _judge(candidates: Sequence[Candidate], floor: float, *, median: bool) -> list[Candidate]:
     scores: dict[str, list[float]] = {}
-    for each in candidates:
-        if each.score >= floor:
-            scores.setdefault(each.category, []).append(each.score)
-    middle = {category: statistics.median(found) for category, found in scores.items()}
+    for candidate in candidates:
+        if candidate.score >= floor:
+            scores.setdefault(candidate.category, []).append(candidate.score)
+    middle = {category: statistics.median(values) for category, values in scores.items()}
 
-    def verdict(each: Candidate) -> Verdict:
-        if each.score < floor:
+    def judge(candidate: Candidate) -> Verdict:
+        if candidate.score < floor:
             return "below the floor"
-        return "below the median" if median and each.score < middle[each.category] else "kept"
+        below = median and candidate.score < middle[candidate.category]
+        return "below the median" if below else "kept"
 
-    return [replace(each, verdict=verdict(each)) for each in candidates]
+    return [replace(candidate, verdict=judge(candidate)) for candidate in candidates]
 
 
 def to_coco(
@@ -210,7 +210,6 @@ def to_csv(selection: Selection) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["image", "category", "x1", "y1", "x2", "y2", "score", "verdict"])
-    for each in selection.candidates:
-        row = [each.name, each.category, *each.box, f"{each.score:.6f}", each.verdict]
-        writer.writerow(row)
+    for c in selection.candidates:
+        writer.writerow([c.name, c.category, *c.box, f"{c.score:.6f}", c.verdict])
     return out.getvalue()

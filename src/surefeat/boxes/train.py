@@ -62,24 +62,34 @@ def learn_boxes(
             Log(device, batch=config.batch, unit="images"), advice="lower --learn.lr",
             report=report,
         ))  # fmt: skip
-        run_steps(job, box_steps(detector, photos, job, config, quiet=quiet), amp=config.amp)
+        # With the weights of the checkpoint; and before the loop, which notes Ctrl-C for later.
+        maps = _maps(detector, photos, config, quiet=quiet)
+        run_steps(job, box_steps(detector, photos, maps, job, config), amp=config.amp)
     return steps
 
 
+def _maps(
+    detector: Detector, photos: Sequence[Photo], config: LearnConfig, *, quiet: bool
+) -> KeptMaps | FreshMaps:
+    """Of a frozen trunk all at once, where they can be kept."""
+    options = {"flips": config.flips, "amp": config.amp}
+    if config.trained == "none" and maps_fit(detector, photos, config.scales, **options):
+        return KeptMaps(detector, photos, config.scales, **options, quiet=quiet)
+    return FreshMaps(detector, photos, amp=config.amp)
+
+
 def box_steps(
-    detector: Detector, photos: Sequence[Photo], job: Job, config: LearnConfig, *, quiet: bool
+    detector: Detector,
+    photos: Sequence[Photo],
+    maps: KeptMaps | FreshMaps,
+    job: Job,
+    config: LearnConfig,
 ) -> Iterator[Taken]:
     """Maps of a batch at one scale, its proposals, the losses of its labels: until the last step.
 
     The second half goes at a tenth of the rate [P].
     """
     device = detector.scale.device
-    options = {"flips": config.flips, "amp": config.amp}
-    maps: KeptMaps | FreshMaps
-    if config.trained == "none" and maps_fit(detector, photos, config.scales, **options):
-        maps = KeptMaps(detector, photos, config.scales, **options, quiet=quiet)
-    else:
-        maps = FreshMaps(detector, photos, amp=config.amp)
     proposals = stack_proposals(photos, device=device)
     labels = stack_labels(photos, detector.categories).to(device)
     amp = config.amp and device.type != "cpu"
