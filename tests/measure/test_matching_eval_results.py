@@ -11,6 +11,7 @@ import pytest
 
 import surefeat
 import surefeat.measure.evaluate as evaluation
+from surefeat.core.files import hardware
 from surefeat.data.pairs import load_pairs
 from surefeat.measure.evaluate import evaluate_rows
 from surefeat.measure.matching import measure
@@ -48,6 +49,7 @@ def test_a_result_says_what_was_measured_and_how(
     assert result["counts"]["points"] == sum(int(pair.visible.sum()) for pair in pairs)
     assert result["config"]["protocol"]["proposals"]["count"] == 60
     assert len(result["weights_sha256"]) == 64
+    assert (result["device"], result["hardware"]) == ("cpu", hardware("cpu"))
     for route in ("flow", "nearest", "voting", "location", "identity", "shifted nearest"):
         for rule in ("scnet", "img", "bbox-kp"):
             for alpha in ("0.05", "0.1", "0.15"):

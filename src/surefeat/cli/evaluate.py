@@ -1,7 +1,4 @@
-"""`surefeat evaluate pascal3d`; heavy imports inside run().
-
-`surefeat evaluate`: one frozen dataclass per measurement; heavy imports inside run().
-"""
+"""`surefeat evaluate`: one frozen dataclass per measurement; heavy imports inside run()."""
 
 from __future__ import annotations
 
@@ -110,10 +107,10 @@ class EvaluateSelf:
     def run(self) -> None:
         from surefeat.learn.selfcheck import check_folder
 
-        found = check_folder(
+        check = check_folder(
             self.source, model=self.model, count=self.count, seed=self.seed, device=self.device
         )
-        say(found.to_dict(), to_script=self.json)
+        say(check.to_dict(), to_script=self.json)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Measure rows on a benchmark: one result file each, interruptible, everything shared once.
+"""Rows measured on a matching benchmark, one result file each: `surefeat evaluate BENCHMARK`.
 
-`surefeat evaluate BENCHMARK` and surefeat.evaluate: rows on one benchmark, in one process.
+Interrupted, an evaluation continues where it was; what rows share is prepared once for all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from tqdm import tqdm
@@ -61,12 +61,9 @@ def evaluate_row(
     with tqdm(total=len(material.cases), desc=row.name, disable=quiet, unit="pair") as bar:
         for chunk in _chunks(material, CHUNK.get(device.type, 32)):
             if not all((case.number, case.variant) in records for case in chunk):
-                found = {
-                    (each["pair"], each["variant"]): each
-                    for each in measure(chunk, row, store, material.pictures, material.protocol)
-                }
-                _append(cache, [found[key] for key in found if key not in records])
-                records = found | records
+                fresh = _by_case(measure(chunk, row, store, material.pictures, material.protocol))
+                _append(cache, [fresh[key] for key in fresh if key not in records])
+                records = fresh | records
             bar.update(len(chunk))
     seconds = time.perf_counter() - start
     ordered = [records[case.number, case.variant] for case in material.cases]
@@ -110,14 +107,18 @@ def read_records(cache: Path) -> dict[tuple[int, str], Record]:
         except json.JSONDecodeError:
             break
     if len(records) < len(lines):
-        write_text(cache, "".join(json.dumps(each) + "\n" for each in records))
-    return {(each["pair"], each["variant"]): each for each in records}
+        write_text(cache, "".join(json.dumps(record) + "\n" for record in records))
+    return _by_case(records)
+
+
+def _by_case(records: Sequence[Record]) -> dict[tuple[int, str], Record]:
+    return {(record["pair"], record["variant"]): record for record in records}
 
 
 def _append(cache: Path, records: Sequence[Record]) -> None:
     cache.parent.mkdir(parents=True, exist_ok=True)
     with cache.open("a") as file:
-        file.write("".join(json.dumps(each) + "\n" for each in records))
+        file.write("".join(json.dumps(record) + "\n" for record in records))
 
 
 def _chunks(material: Material, count: int) -> Iterator[Sequence[Any]]:
@@ -145,12 +146,30 @@ class Evaluation:
     @property
     def metrics(self) -> dict[str, float | None]:
         """Of the model, by names that say their convention, as "nearest pck@0.1 scnet"."""
-        found: dict[str, float | None] = self.results[0]["metrics"]
-        return found
+        metrics: dict[str, float | None] = self.results[0]["metrics"]
+        return metrics
 
     def table(self) -> str:
         """A line per row, as markdown."""
         return markdown(main_table(self.results))
+
+
+class Options(TypedDict, total=False):
+    """What an evaluation may be asked for; see evaluate_rows."""
+
+    init: Sequence[str | Path]
+    out: str | Path
+    split: str
+    images: str | Path | None
+    proposals: str | Path | None
+    boxes: int
+    seed: int
+    measures: Sequence[Measure]
+    shifted: Sequence[Measure]
+    side: int
+    inputs: Sequence[int]
+    pairs: int | None
+    quiet: bool
 
 
 def evaluate(
@@ -160,7 +179,7 @@ def evaluate(
     data: str | Path,
     rows: Sequence[str] = (),
     device: str | torch.device | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Evaluation:
     """Measure a model on a benchmark: pf-pascal, pf-willow, spair or pairs.
 
@@ -211,20 +230,20 @@ def evaluate_rows(
     device: str | torch.device | None = None,
     quiet: bool = False,
 ) -> list[Path]:
-    """Measure rows (see baselines.known) on a benchmark; the paths of their result files.
+    """Measure rows (see rows.build_row) on a benchmark; the paths of their result files.
 
     Pictures, proposals and ground truth are prepared once for all rows. Interrupted, it continues
     where it was when called again with the same settings. inputs: sides at which the networks see
     the square of `side` pixels; rows are then called NAME@224+320, say.
     """
-    found = load_benchmark(benchmark, data, split=split, images=images)
+    asked = load_benchmark(benchmark, data, split=split, images=images)
     if pairs is not None:
-        found = some_pairs(found, pairs)
+        asked = some_pairs(asked, pairs)
     protocol = Protocol(
         side=side,
         inputs=tuple(inputs),
         measures=tuple(measures),
-        shifted_measures=tuple(each for each in shifted if each in measures),
+        shifted_measures=tuple(measure for measure in shifted if measure in measures),
         proposals=ProposalConfig(count=boxes, seed=seed),
     )
     where = choose_device(device)
@@ -235,7 +254,7 @@ def evaluate_rows(
         built = [replace(row, name=f"{row.name}@{seen}") for row in built]
     out = Path(out)
     file = Path(proposals) if proposals else out / "cache" / f"proposals-{benchmark}.sqlite"
-    material = prepare_material(found, protocol, proposals=file, quiet=quiet)
+    material = prepare_material(asked, protocol, proposals=file, quiet=quiet)
     return [evaluate_row(row, material, out=out, device=where, quiet=quiet) for row in built]
 
 

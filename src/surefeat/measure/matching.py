@@ -58,19 +58,19 @@ def measure(
         features0, features1 = (features[key] for key in case.keys)
         record = _measure_points(case, row, features0, features1, protocol)
         if set(REGION_MEASURES) & set(case.measures):
-            iou, found = _measure_regions(case, row, features0, features1, protocol)
+            iou, by_route = _measure_regions(case, row, features0, features1, protocol)
             if "regions" in case.measures:
                 record["iou_by_rank"] = _rounded(iou, SHARE_DIGITS)
-            flows += [(case, record, name, flow) for name, flow in found.items()]
+            flows += [(case, record, route, flow) for route, flow in by_route.items()]
         records.append(record)
     if flows:
         device = features[cases[0].keys[0]].descriptors.device
         guides = torch.stack([pictures[case.keys[0]] for case, _, _, _ in flows]).to(device)
         guides = resize(guides, size=(protocol.side, protocol.side))
         fields = _smooth([flow for _, _, _, flow in flows], guides)
-        for (case, record, name, _), field in zip(flows, fields, strict=True):
+        for (case, record, route, _), field in zip(flows, fields, strict=True):
             points0 = _network_points(case, protocol.side)
-            record[name] = {"points": _original(transfer_points(field, points0), case, protocol)}
+            record[route] = {"points": _original(transfer_points(field, points0), case, protocol)}
     return records
 
 
@@ -85,36 +85,33 @@ def _measure_points(
         "variant": case.variant,
         "identity": {"points": _rounded(same, POINT_DIGITS)},
     }
-    ways = {"nearest": None, "voting": protocol.voting, "wide-voting": protocol.wide}
-    wanted = [name for name in (*ways, "location") if name in case.measures]
-    if not wanted:
+    votes = {"nearest": None, "voting": protocol.voting, "wide-voting": protocol.wide}
+    if not {*votes, "location"} & set(case.measures):
         return record
-    weights = (row.descriptor_weight, row.lower_weight)
-    sides = [
-        prepare(each, descriptor_weight=weights[0], lower_weight=weights[1])
-        for each in (features0, features1)
-    ]
+    weights = {"descriptor_weight": row.descriptor_weight, "lower_weight": row.lower_weight}
+    side0, side1 = prepare(features0, **weights), prepare(features1, **weights)
     points0 = _network_points(case, protocol.side).to(features0.descriptors.device)
-    for name in wanted:
-        if name == "location":
-            found = find_near(sides[0], sides[1], points0, protocol.location)
-            record[name] = {"points": _original(found.cpu(), case, protocol)}
-            continue
-        settings = ways[name]
-        votes = vote(sides[0], sides[1], settings) if settings else None
-        peaks = find(sides[0], sides[1], points0, votes, refine=True, margin=True)
-        signs = {"score": peaks.score, "margin": peaks.margin}
-        if row.confidence:
-            sigmas = [
-                each.confidence_at(places).reciprocal()
-                for each, places in ((features0, points0), (features1, peaks.points))
-            ]
-            signs["confidence"] = 2 / (sigmas[0] + sigmas[1])
-        record[name] = {"points": _original(peaks.points.cpu(), case, protocol)}
-        record[name] |= {key: _rounded(value, SHARE_DIGITS) for key, value in signs.items()}
+    for route, settings in votes.items():
+        if route in case.measures:
+            counted = vote(side0, side1, settings) if settings else None
+            peaks = find(side0, side1, points0, counted, refine=True, margin=True)
+            signs = {"score": peaks.score, "margin": peaks.margin}
+            if row.confidence:
+                sigmas = _sigma(features0, points0) + _sigma(features1, peaks.points)
+                signs["confidence"] = 2 / sigmas
+            record[route] = {"points": _original(peaks.points.cpu(), case, protocol)}
+            record[route] |= {key: _rounded(value, SHARE_DIGITS) for key, value in signs.items()}
+    if "location" in case.measures:
+        near = find_near(side0, side1, points0, protocol.location)
+        record["location"] = {"points": _original(near.cpu(), case, protocol)}
     if row.confidence:
         record["loss"] = _true_losses(case, features0, features1, points0, protocol)
     return record
+
+
+def _sigma(features: Features, points: Tensor) -> Tensor:
+    """Uncertainty (N,) at points (N, 2)."""
+    return features.confidence_at(points).reciprocal()
 
 
 def find_near(side0: Side, side1: Side, points0: Tensor, bonus: LocationBonus) -> Tensor:
@@ -134,12 +131,9 @@ def _true_losses(
 ) -> dict[str, list[float]]:
     """Loss of the true matches, as sigma predicts it and as it is: is confidence calibrated?"""
     points1 = case.frame(protocol.side, 1).to_network(case.pair.common()[1]).to(points0)
-    sigma0, sigma1 = (
-        each.confidence_at(places).reciprocal()
-        for each, places in ((features0, points0), (features1, points1))
-    )
+    sigma = (_sigma(features0, points0) + _sigma(features1, points1)) / 2
     actual = 1 - (features0.at(points0) * features1.at(points1)).sum(-1).clamp_min(0)
-    predicted = mean_predicted_loss((sigma0 + sigma1) / 2)
+    predicted = mean_predicted_loss(sigma)
     return {
         "predicted": _rounded(predicted, SHARE_DIGITS),
         "actual": _rounded(actual, SHARE_DIGITS),
@@ -155,17 +149,16 @@ def _measure_regions(
         to_square(case.boxes0, case.frame(protocol.side, 0)),
         to_square(case.boxes1, case.frame(protocol.side, 1)),
     ]
-    fine = [
-        finer(each, cells=protocol.pooled_cells, unit=row.unit) for each in (features0, features1)
-    ]
+    fine = [finer(features, cells=protocol.pooled_cells, unit=row.unit)
+            for features in (features0, features1)]  # fmt: skip
 
     def matched(pooling: Pooling, weights: tuple[float, float]) -> tuple[Tensor, Tensor]:
         """Best box (N,) of image 1 and its score (N,)."""
-        found = match_regions(
+        matches = match_regions(
             *fine, *square, confidence=row.confidence, lower=row.lower, pooling=pooling,
             normalised=protocol.normalised, descriptor_weight=weights[0], lower_weight=weights[1],
         )  # fmt: skip
-        return found.index.cpu(), found.score.float().cpu()
+        return matches.index.cpu(), matches.score.float().cpu()
 
     def field(index: Tensor, score: Tensor, discount: float) -> SparseFlow:
         size = (protocol.side, protocol.side)
@@ -193,9 +186,8 @@ def finer(features: Features, *, cells: int, unit: bool = True) -> Features:
     def grown(maps: Tensor) -> Tensor:
         if maps.shape[-1] >= cells:
             return maps
-        return F.interpolate(maps[None], size=(cells, cells), mode="bilinear", align_corners=False)[
-            0
-        ]
+        size = (cells, cells)
+        return F.interpolate(maps[None], size=size, mode="bilinear", align_corners=False)[0]
 
     descriptors = grown(features.descriptors)
     descriptors = F.normalize(descriptors, dim=0) if unit else descriptors
@@ -231,10 +223,7 @@ def _network_points(case: Case, side: int) -> Tensor:
 
 def _original(points: Tensor, case: Case, protocol: Protocol) -> list[list[float]]:
     """Points (V, 2) of the square -> original pixels of image 1, for the record."""
-    found: list[list[float]] = _rounded(
-        case.frame(protocol.side, 1).to_original(points), POINT_DIGITS
-    )
-    return found
+    return _rounded(case.frame(protocol.side, 1).to_original(points), POINT_DIGITS)
 
 
 def _rounded(values: Tensor, digits: int) -> list[Any]:

@@ -1,8 +1,7 @@
-"""Which proposals have a known answer, and where it lies (Proposal Flow, Ham et al. 2016).
+"""What a matching measurement works on: pictures, proposals and their truth, a row's features.
 
-What all rows share: the benchmark's pictures at the network's size, proposals and truth.
-
-Features of a benchmark's pictures, computed once, in batches, and kept on the device.
+All rows share pictures, proposals and truth. A proposal has a known answer where keypoints surround
+it (Proposal Flow, Ham et al. 2016). Features are computed once, in batches, and kept on the device.
 """
 
 from __future__ import annotations
@@ -136,8 +135,8 @@ class Material:
         for (path, variant), pixels in self.pictures.items():
             digest.update(f"{path.name} {variant}".encode() + pixels.numpy().tobytes())
         for case in self.cases:
-            for each in (*case.pair.common(), case.boxes0, case.boxes1):
-                digest.update(each.contiguous().numpy().tobytes())
+            for asked in (*case.pair.common(), case.boxes0, case.boxes1):
+                digest.update(asked.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -225,9 +224,9 @@ class FeatureStore:
     def _compute(self, number: int) -> None:
         group = self._groups[number]
         images = torch.stack([self._pictures[key] for key in group]).to(self._device)
-        found = seen_at(self._row, images, self._protocol)
-        self._kept[number] = dict(zip(group, found, strict=True))
-        self._bytes[number] = _bytes(found)
+        features = seen_at(self._row, images, self._protocol)
+        self._kept[number] = dict(zip(group, features, strict=True))
+        self._bytes[number] = _bytes(features)
         while len(self._kept) > 1 and sum(self._bytes[n] for n in self._kept) > self._limit:
             self._kept.popitem(last=False)
 
@@ -237,14 +236,14 @@ def seen_at(row: Row, images: Tensor, protocol: Protocol) -> list[Features]:
     by_input = [row.extract(resize(images, size=(n, n))) for n in protocol.seen]
     joined = [join_scales(parts) for parts in zip(*by_input, strict=True)]
     side = (protocol.side, protocol.side)
-    return [replace(each, frame=Frame(side, each.frame.network)) for each in joined]
+    return [replace(one, frame=Frame(side, one.frame.network)) for one in joined]
 
 
-def _bytes(found: list[Features]) -> int:
+def _bytes(features: list[Features]) -> int:
     """Memory behind features, which may be parts of common tensors."""
-    tensors = (t for one in found for t in (one.descriptors, one.uncertainty, one.lower))
+    tensors = (t for one in features for t in (one.descriptors, one.uncertainty, one.lower))
     storages = (tensor.untyped_storage() for tensor in tensors)
-    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def memory_for_features(device: torch.device) -> int:

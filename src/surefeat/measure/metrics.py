@@ -8,7 +8,7 @@ bbox-kp  alpha * longer side of the box of image 1's visible keypoints (PF-WILLO
 bbox     alpha * longer side of the object box annotated in image 1 (SPair-71k)
 
 Right means strictly nearer than that. Sides of boxes are x2 - x1, as in the benchmarks' own code,
-not the inclusive x2 - x1 + 1 that few-shot keypoints use (eval.fewshot).
+not the inclusive x2 - x1 + 1 that few-shot keypoints use (measure.fewshot).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def pck_over_pairs(
     for predicted, pair in zip(predictions, pairs, strict=True):
         moved, target, length = in_convention(predicted.detach().cpu(), pair, convention)
         right.append(hits(moved, target, steps * length, pair.visible).double())
-    shares = torch.stack([each.mean(-1) for each in right])
+    shares = torch.stack([marks.mean(-1) for marks in right])
     names = [pair.category for pair in pairs]
     return PckResult(
         convention=convention,
@@ -148,9 +148,9 @@ def pck_over_pairs(
         per_image=_floats(shares.mean(0)),
         per_point=_floats(torch.cat(right, dim=1).mean(-1)),
         by_category={name: _floats(mean) for name, mean in _mean_by(shares, names).items()},
-        right=tuple(tuple(each.sum(-1).int().tolist()) for each in right),
+        right=tuple(tuple(marks.sum(-1).int().tolist()) for marks in right),
         pairs=len(pairs),
-        points=sum(each.shape[1] for each in right),
+        points=sum(marks.shape[1] for marks in right),
     )
 
 
@@ -175,7 +175,7 @@ def region_curves(
         raise ValueError(f"{len(ious)} IoUs, {len(scores)} scores, {len(categories)} categories")
     if any(i.shape != s.shape or i.dim() != 1 for i, s in zip(ious, scores, strict=True)):
         raise ValueError("every pair needs as many scores as IoUs, each of shape (A,)")
-    used = [index for index, each in enumerate(ious) if each.numel()]
+    used = [index for index, iou in enumerate(ious) if iou.numel()]
     if not used:
         raise ValueError("no pair has an active proposal; check the proposals and the keypoints")
     thresholds = torch.arange(101, dtype=torch.float64) / 100
@@ -217,7 +217,7 @@ def _mean_iou_at(ious: Sequence[Tensor], scores: Sequence[Tensor]) -> Tensor:
 def _mean_by(rows: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     """Mean of rows (P, K) within each name, by sorted name."""
     return {
-        name: rows[[index for index, each in enumerate(names) if each == name]].mean(0)
+        name: rows[[index for index, other in enumerate(names) if other == name]].mean(0)
         for name in sorted(set(names))
     }
 

@@ -117,7 +117,7 @@ def untrained_row(
     def extract(images: Tensor) -> list[Features]:
         return as_features(join_layers(layers(images), unit=unit), side=images.shape[-1], unit=unit)
 
-    settings = {**settings, "each": "unit length" if unit else "as it is"}
+    settings = {**settings, "layers are": "of unit length" if unit else "as they are"}
     return Row(name, extract, layers, weights_sha256=digest, unit=unit, settings=settings)
 
 

@@ -104,9 +104,9 @@ def keypoint_pairs(pairs: Sequence[Pair]) -> Figure:
         points = pair.common()
         count = len(points[0])
         colours = colormaps["turbo"]([i / max(1, count - 1) for i in range(count)])
-        for axis, path, each in zip(axes, (pair.image0, pair.image1), points, strict=True):
+        for axis, path, common in zip(axes, (pair.image0, pair.image1), points, strict=True):
             show(axis, *picture(path))
-            x, y = each.T.tolist()
+            x, y = common.T.tolist()
             axis.scatter(x, y, c=colours, s=18, edgecolors="white", linewidths=0.7)
             small_title(axis, path.name)
         axes[0].annotate(
