@@ -89,7 +89,7 @@ def test_pf_pascal_splits_use_the_annotations_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mirrored rows and pairs with a test image are left out; without the folder, rebuilt lists."""
-    monkeypatch.setattr(pf_pascal, "TEST_PAIRS", 1)
+    monkeypatch.setattr(pf_pascal, "PASCAL_TEST_PAIRS", 1)
     crossing = BOTH.replace("b.jpg", "c.jpg")
     root = development_layout(
         tmp_path, val=f"{BOTH},2,0\n{crossing},2,0", train=f"{BOTH},2,0\n{BOTH},2,1",
@@ -111,7 +111,7 @@ def test_pf_pascal_splits_use_the_annotations_that_are_there(
 def test_pf_pascal_names_the_annotation_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pf_pascal, "TEST_PAIRS", 1)
+    monkeypatch.setattr(pf_pascal, "PASCAL_TEST_PAIRS", 1)
     root = development_layout(tmp_path, val=f"{BOTH},2,0", train=f"{BOTH},3,0", rebuilt="")
     with pytest.raises(ValueError, match=r"train_pairs.csv, line 2: there is no annotation .*bird"):
         load_benchmark("pf-pascal", root, split="val")
@@ -132,7 +132,7 @@ def test_spair_is_read_as_it_stands(tmp_path: Path) -> None:
         ({"trg_kps": [[7, 8]]}, "2 points in image 0 and 1 in image 1"),
         ({"trg_kps": [[7, 8], [9]]}, "trg_kps is malformed"),
         ({"trg_bndbox": [0, 0, 39]}, "trg_bndbox is malformed"),
-        ({"src_imname": "c.jpg"}, "cannot be read"),
+        ({"src_imname": "c.jpg"}, "there is no image"),
         ({"src_kps": [[3, 4], [500, 6]]}, r"point 2 at \(500, 6\)"),
     ],
 )
@@ -145,7 +145,7 @@ def test_spair_refuses_malformed_pairs(
 
 def test_spair_says_what_it_looked_for(tmp_path: Path) -> None:
     root = spair(tmp_path)
-    with pytest.raises(ValueError, match="SPair-71k has trn, val, test"):
+    with pytest.raises(ValueError, match="spair has trn, val, test"):
         load_spair(root, "train")
     with pytest.raises(ValueError, match="no pair annotations"):
         load_spair(root, "val")

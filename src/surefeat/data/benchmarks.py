@@ -1,21 +1,18 @@
-"""PF-PASCAL (Ham et al. 2017): pairs of VOC images, longest side 300, with Berkeley keypoints.
+"""The benchmarks of semantic matching by name: their pairs, and the rule their numbers go by.
 
-Layout: PF-dataset-PASCAL/JPEGImages/*.jpg, PF-dataset-PASCAL/Annotations/<class>/<image>.mat
-(`kps`, N x 2 with NaN = missing; `bbox`, x1 y1 x2 y2) and the public lists in image_pairs/*.csv.
-All of them count pixels from 1 (the public evaluators subtract 1 before normalising); here from 0.
+pf-pascal (Ham et al. 2017): pairs of VOC images, longest side 300, with Berkeley keypoints.
+PF-dataset-PASCAL/JPEGImages/*.jpg, PF-dataset-PASCAL/Annotations/<class>/<image>.mat (`kps`, N x 2
+with NaN = missing; `bbox`, x1 y1 x2 y2) and the public lists in image_pairs/*.csv. All of them
+count pixels from 1 (the public evaluators subtract 1 before normalising); here from 0.
 
-PF-WILLOW (Ham et al. 2016): 10 sub-classes of 10 images, 10 keypoints each, 900 pairs.
+pf-willow (Ham et al. 2016): 10 sub-classes of 10 images, 10 keypoints each, 900 pairs.
+PF-dataset-WILLOW/<sub-class>/<image>.png with <image>.mat beside it, whose `pts_coord` is 2 x 10
+(x in the first row) and counts pixels from 1, as Matlab does; here from 0.
 
-Layout: PF-dataset-WILLOW/<sub-class>/<image>.png with <image>.mat beside it, whose `pts_coord`
-is 2 x 10 (x in the first row) and counts pixels from 1, as Matlab does; here from 0.
-
-SPair-71k (Min et al. 2019): 18 categories, pairs with annotated boxes.
-
-Layout: PairAnnotation/<split>/*.json and JPEGImages/<category>/*.jpg. Coordinates are taken as
-they stand, first pixel 0, as the data set's own evaluator does; its boxes (x1, y1, x2, y2) name
-their last pixel, which is our inclusive box.
-
-The benchmarks of semantic matching by name: their pairs, and the rule their numbers go by.
+spair (SPair-71k, Min et al. 2019): 18 categories, pairs with annotated boxes.
+PairAnnotation/<split>/*.json and JPEGImages/<category>/*.jpg. Coordinates are taken as they stand,
+first pixel 0, as the data set's own evaluator does; its boxes (x1, y1, x2, y2) name their last
+pixel, which is our inclusive box.
 """
 
 from __future__ import annotations
@@ -27,266 +24,17 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from surefeat.data.pairs import Pair, list_rows, load_pairs, make_pair
-
-# fmt: off
-CLASSES = (
-    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
-    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
-    "tvmonitor",
-)
-# fmt: on
-"""PASCAL VOC's 20 classes in their own order: class 1 is aeroplane."""
-
-TOLERANCE = 4.0
-"""Pixels. One point of the training images (2008_007529) lies 3.4 px right of its image; every
-point of the test list lies inside."""
-
-FOLDER = "PF-dataset-PASCAL"
-
-TEST_PAIRS = 299
-
-
-def class_name(index: str) -> str:
-    """VOC's class number "1".."20" -> its name."""
-    if index not in map(str, range(1, len(CLASSES) + 1)):
-        raise ValueError(f"unknown class {index!r}; PF-PASCAL's classes are 1 to {len(CLASSES)}")
-    return CLASSES[int(index) - 1]
-
-
-def load_list(root: str | Path, name: str) -> list[Pair]:
-    """The pairs of image_pairs/<name>, a list that carries its keypoints."""
-    return load_pairs(
-        Path(root) / "image_pairs" / name,
-        root,
-        first_pixel=1,
-        tolerance=TOLERANCE,
-        category=class_name,
-    )
-
-
-def load_pf_pascal(root: str | Path) -> list[Pair]:
-    """The 299 public test pairs (2,414 keypoints): for the final table, never to choose on."""
-    pairs = load_list(root, "test_pairs.csv")
-    if len(pairs) != TEST_PAIRS:
-        raise ValueError(
-            f"{root}: test_pairs.csv has {len(pairs)} pairs, the public list {TEST_PAIRS}; "
-            "fetch it again, or read a list of your own with load_list"
-        )
-    return pairs
-
-
-def development_pairs(root: str | Path) -> tuple[list[Pair], list[Pair]]:
-    """Validation and training pairs to choose settings on: none shares an image with the test list.
-
-    The public lists carry no keypoints. Where PF-PASCAL's own Annotations folder is there, they
-    come from it, with boxes; otherwise from lists rebuilt from the Berkeley annotations (171 and
-    614 pairs), whose `person` points are unreliable and left out.
-    """
-    root = Path(root)
-    test = {path.name for pair in load_pf_pascal(root) for path in (pair.image0, pair.image1)}
-
-    def listed(split: str) -> list[Pair]:
-        if (root / FOLDER / "Annotations").is_dir():
-            return annotated_pairs(root, f"{split}_pairs.csv", drop_mirrored=True)
-        rebuilt = load_list(root, f"{split}_pairs_rebuilt_keypoints.csv")
-        return [pair for pair in rebuilt if pair.category != "person"]
-
-    def clean(pairs: list[Pair]) -> list[Pair]:
-        return [pair for pair in pairs if not {pair.image0.name, pair.image1.name} & test]
-
-    return clean(listed("val")), clean(listed("train"))
-
-
-def annotated_pairs(root: str | Path, name: str, *, drop_mirrored: bool = False) -> list[Pair]:
-    """Pairs of image_pairs/<name> with keypoints and boxes from the per-image annotations.
-
-    For the public training and validation lists, which carry no keypoints. The training list
-    repeats its pairs mirrored (flip = 1); those have no image files, so they raise ValueError
-    unless `drop_mirrored` leaves them out on purpose.
-    """
-    root = Path(root)
-    path = root / "image_pairs" / name
-    pairs = []
-    for where, row in list_rows(path, ("source_image", "target_image", "class")):
-        if row.get("flip", "0").strip() not in ("", "0"):
-            if drop_mirrored:
-                continue
-            raise ValueError(f"{where}: a mirrored pair; pass drop_mirrored=True to leave them out")
-        try:
-            category = class_name(row["class"].strip())
-            image0, image1 = root / row["source_image"], root / row["target_image"]
-            points0, box0 = read_annotation(root / FOLDER, category, image0.stem)
-            points1, box1 = read_annotation(root / FOLDER, category, image1.stem)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        boxes = (box0, box1)
-        pairs.append(make_pair(image0, image1, category, points0, points1, TOLERANCE, where, boxes))
-    if not pairs:
-        raise ValueError(f"{path}: the list holds no pairs")
-    return pairs
-
-
-def read_annotation(folder: Path, category: str, image: str) -> tuple[Tensor, Tensor]:
-    """Annotations/<category>/<image>.mat -> points (N, 2), NaN = missing, and inclusive box (4,).
-
-    Convention: the file counts pixels from 1, the result from 0.
-    """
-    from scipy.io import loadmat
-
-    path = folder / "Annotations" / category / f"{image}.mat"
-    if not path.is_file():
-        raise ValueError(f"there is no annotation {path}; fetch PF-PASCAL's own archive")
-    try:
-        content = loadmat(path)
-        points = np.asarray(content["kps"], dtype=np.float64)
-        box = np.asarray(content["bbox"], dtype=np.float64).reshape(-1)
-    except (KeyError, ValueError, TypeError, OSError, NotImplementedError) as error:
-        raise ValueError(f"{path}: cannot read kps and bbox ({error}); fetch it again") from error
-    if points.ndim != 2 or points.shape[1] != 2 or box.shape != (4,):
-        raise ValueError(f"{path}: wants kps N x 2 and bbox 1 x 4, not {points.shape}, {box.shape}")
-    points = points.copy()
-    points[np.isnan(points).any(1)] = np.nan
-    return torch.from_numpy(points - 1.0).float(), torch.from_numpy(box - 1.0).float()
-
-
-FOLDERS = ("PF-dataset-WILLOW", "PF-dataset")
-"""The archive's own folder is PF-dataset; the longer name tells it from PF-PASCAL."""
-
-WILLOW_CLASSES, IMAGES, KEYPOINTS = 10, 10, 10
-
-
-def load_pf_willow(root: str | Path) -> list[Pair]:
-    """All ordered pairs within each sub-class: 900, each with 10 visible keypoints.
-
-    The category is the sub-class, e.g. "car(S)", because Proposal Flow averages by it first.
-    An incomplete copy is refused: numbers on part of the benchmark cannot be compared.
-    """
-    folder = _folder(Path(root))
-    classes = sorted(path for path in folder.iterdir() if any(path.glob("*.mat")))
-    if len(classes) != WILLOW_CLASSES:
-        raise ValueError(
-            f"{folder} has {len(classes)} sub-classes of {WILLOW_CLASSES}; fetch it again"
-        )
-    pairs = []
-    for subclass in classes:
-        annotations = sorted(subclass.glob("*.mat"))
-        if len(annotations) != IMAGES:
-            raise ValueError(
-                f"{subclass} has {len(annotations)} .mat files of {IMAGES}; fetch again"
-            )
-        points = {path: read_points(path) for path in annotations}
-        for one, two in permutations(annotations, 2):
-            image0, image1 = one.with_suffix(".png"), two.with_suffix(".png")
-            where = f"{one} and {two.name}"
-            pairs.append(
-                make_pair(image0, image1, subclass.name, points[one], points[two], 0.0, where)
-            )
-    return pairs
-
-
-def read_points(path: Path) -> Tensor:
-    """(10, 2) pixels counted from 0 of one annotation file."""
-    from scipy.io import loadmat
-
-    try:
-        points = np.asarray(loadmat(path)["pts_coord"], dtype=np.float64)
-    except (KeyError, ValueError, TypeError, OSError, NotImplementedError) as error:
-        raise ValueError(
-            f"{path}: cannot read pts_coord ({error}); fetch the file again"
-        ) from error
-    if points.shape != (2, KEYPOINTS) or not np.isfinite(points).all():
-        raise ValueError(f"{path}: pts_coord must be 2 x {KEYPOINTS} numbers, not {points.shape}")
-    return torch.from_numpy(points.T - 1.0).float()
-
-
-def _folder(root: Path) -> Path:
-    for name in FOLDERS:
-        if (root / name).is_dir():
-            return root / name
-    raise ValueError(f"no PF-WILLOW under {root} (looked for {' or '.join(FOLDERS)})")
-
-
-SPLITS = ("trn", "val", "test")
-
-FIELDS = ("src_imname", "trg_imname", "category", "src_kps", "trg_kps", "src_bndbox", "trg_bndbox")
-
-SPAIR_TOLERANCE = 1.0
-"""Pixels a keypoint may lie outside: the annotation tool names the last pixel W or W - 1."""
-
-
-def load_spair(root: str | Path, split: str = "test") -> list[Pair]:
-    """The pairs of one split ("trn", "val" or "test"), in the order of their file names."""
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}; SPair-71k has {', '.join(SPLITS)}")
-    root = Path(root)
-    if not (root / "PairAnnotation").is_dir() and (root / "SPair-71k").is_dir():
-        root = root / "SPair-71k"
-    folder = root / "PairAnnotation" / split
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise ValueError(f"no pair annotations (*.json) in {folder}; pass SPair-71k's own folder")
-    return [read_pair(path, root / "JPEGImages") for path in files]
-
-
-def read_pair(path: Path, images: Path) -> Pair:
-    """One pair annotation file; images lie in `images`/<category>/."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
-    missing = [field for field in FIELDS if field not in content]
-    if missing:
-        raise ValueError(f"{path}: no {', '.join(missing)}; fetch SPair-71k again")
-    category = str(content["category"])
-    if not (images / category).is_dir():
-        raise ValueError(f"{path}: unknown category {category!r}, there is no {images / category}")
-    points0, points1 = (_numbers(content[f], (-1, 2), path, f) for f in ("src_kps", "trg_kps"))
-    for each in (points0, points1):
-        each[(each == -1).all(-1)] = torch.nan
-    box0, box1 = (_numbers(content[f], (4,), path, f) for f in ("src_bndbox", "trg_bndbox"))
-    image0, image1 = (images / category / str(content[f]) for f in ("src_imname", "trg_imname"))
-    boxes = (box0, box1)
-    return make_pair(image0, image1, category, points0, points1, SPAIR_TOLERANCE, str(path), boxes)
-
-
-def _numbers(value: object, shape: tuple[int, ...], path: Path, field: str) -> Tensor:
-    try:
-        numbers = torch.tensor(value, dtype=torch.float32).reshape(shape)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{path}: {field} is malformed ({error})") from error
-    if not bool(numbers.isfinite().all()):
-        raise ValueError(f"{path}: {field} holds a number that is not finite")
-    return numbers
-
 
 Convention = Literal["scnet", "img", "bbox-kp", "bbox"]
 
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 
 SCNET_SIDE = 224  # pixels: SCNet's input, in which it is evaluated too
-
-
-def shifted_target(
-    image: Tensor, points: Tensor, pixels_of_224: float = 45
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Control: image (..., H, W) and its points (N, 2) moved right by 45/224 of the width.
-
-    Returns the image, the points and a mask (N,) of those still inside it. The shift is rounded
-    to whole pixels, so content is copied, not blurred; the gap mirrors what lay at the left edge.
-    """
-    width = image.shape[-1]
-    shift = round(pixels_of_224 / SCNET_SIDE * width)
-    if not 0 <= shift <= width:
-        raise ValueError(f"a shift of {pixels_of_224} of 224 pixels leaves the image; use 0 to 224")
-    columns = torch.arange(width, device=image.device) - shift
-    columns = torch.where(columns < 0, -1 - columns, columns)
-    moved = points + points.new_tensor([float(shift), 0.0])
-    return image[..., columns], moved, moved[:, 0] <= width - 0.5
-
 
 Name = Literal["pf-pascal", "pf-willow", "spair", "pairs"]
 
@@ -296,6 +44,35 @@ RULES: dict[Name, Convention] = {
     "pf-pascal": "scnet", "pf-willow": "bbox-kp", "spair": "bbox", "pairs": "img",
 }  # fmt: skip
 """The convention each benchmark's own tables use; all others are computed beside it."""
+
+# fmt: off
+VOC_CLASSES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
+    "tvmonitor",
+)
+# fmt: on
+"""PASCAL VOC's 20 classes in their own order: class 1 is aeroplane."""
+
+PASCAL_FOLDER, PASCAL_TEST_PAIRS = "PF-dataset-PASCAL", 299
+
+PASCAL_TOLERANCE = 4.0
+"""Pixels. One point of the training images (2008_007529) lies 3.4 px right of its image; every
+point of the test list lies inside."""
+
+WILLOW_FOLDERS = ("PF-dataset-WILLOW", "PF-dataset")
+"""The archive's own folder is PF-dataset; the longer name tells it from PF-PASCAL."""
+
+WILLOW_CLASSES, WILLOW_IMAGES, WILLOW_KEYPOINTS = 10, 10, 10
+
+SPAIR_SPLITS = ("trn", "val", "test")
+
+SPAIR_FIELDS = (
+    "src_imname", "trg_imname", "category", "src_kps", "trg_kps", "src_bndbox", "trg_bndbox",
+)  # fmt: skip
+
+SPAIR_TOLERANCE = 1.0
+"""Pixels a keypoint may lie outside: the annotation tool names the last pixel W or W - 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,6 +116,229 @@ def load_benchmark(
     return Benchmark(name, split, load_pairs(_list(data), images))
 
 
+def _list(data: Path) -> Path:
+    """The CSV itself, or the only one in a folder."""
+    if not data.is_dir():
+        return data
+    lists = sorted(data.glob("*.csv"))
+    if len(lists) != 1:
+        raise ValueError(f"{data} holds {len(lists)} CSV lists; name the one to use")
+    return lists[0]
+
+
+def class_name(index: str) -> str:
+    """VOC's class number "1".."20" -> its name."""
+    if index not in map(str, range(1, len(VOC_CLASSES) + 1)):
+        raise ValueError(
+            f"unknown class {index!r}; PF-PASCAL's classes are 1 to {len(VOC_CLASSES)}"
+        )
+    return VOC_CLASSES[int(index) - 1]
+
+
+def load_list(root: str | Path, name: str) -> list[Pair]:
+    """The pairs of image_pairs/<name>, a list that carries its keypoints."""
+    return load_pairs(
+        Path(root) / "image_pairs" / name,
+        root,
+        first_pixel=1,
+        tolerance=PASCAL_TOLERANCE,
+        category=class_name,
+    )
+
+
+def load_pf_pascal(root: str | Path) -> list[Pair]:
+    """The 299 public test pairs (2,414 keypoints): for the final table, never to choose on."""
+    pairs = load_list(root, "test_pairs.csv")
+    if len(pairs) != PASCAL_TEST_PAIRS:
+        raise ValueError(
+            f"{root}: test_pairs.csv has {len(pairs)} pairs, the public list {PASCAL_TEST_PAIRS}; "
+            "fetch it again, or read a list of your own with load_list"
+        )
+    return pairs
+
+
+def development_pairs(root: str | Path) -> tuple[list[Pair], list[Pair]]:
+    """Validation and training pairs to choose settings on: none shares an image with the test list.
+
+    The public lists carry no keypoints. Where PF-PASCAL's own Annotations folder is there, they
+    come from it, with boxes; otherwise from lists rebuilt from the Berkeley annotations (171 and
+    614 pairs), whose `person` points are unreliable and left out.
+    """
+    root = Path(root)
+    test = {path.name for pair in load_pf_pascal(root) for path in (pair.image0, pair.image1)}
+
+    def listed(split: str) -> list[Pair]:
+        if (root / PASCAL_FOLDER / "Annotations").is_dir():
+            return annotated_pairs(root, f"{split}_pairs.csv", drop_mirrored=True)
+        rebuilt = load_list(root, f"{split}_pairs_rebuilt_keypoints.csv")
+        return [pair for pair in rebuilt if pair.category != "person"]
+
+    def clean(pairs: list[Pair]) -> list[Pair]:
+        return [pair for pair in pairs if not {pair.image0.name, pair.image1.name} & test]
+
+    return clean(listed("val")), clean(listed("train"))
+
+
+def annotated_pairs(root: str | Path, name: str, *, drop_mirrored: bool = False) -> list[Pair]:
+    """Pairs of image_pairs/<name> with keypoints and boxes from the per-image annotations.
+
+    For the public training and validation lists, which carry no keypoints. The training list
+    repeats its pairs mirrored (flip = 1); those have no image files, so they raise ValueError
+    unless `drop_mirrored` leaves them out on purpose.
+    """
+    root = Path(root)
+    path = root / "image_pairs" / name
+    pairs = []
+    for where, row in list_rows(path, ("source_image", "target_image", "class")):
+        if row.get("flip", "0").strip() not in ("", "0"):
+            if drop_mirrored:
+                continue
+            raise ValueError(f"{where}: a mirrored pair; pass drop_mirrored=True to leave them out")
+        try:
+            category = class_name(row["class"].strip())
+            image0, image1 = root / row["source_image"], root / row["target_image"]
+            points0, box0 = read_annotation(root / PASCAL_FOLDER, category, image0.stem)
+            points1, box1 = read_annotation(root / PASCAL_FOLDER, category, image1.stem)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        boxes = (box0, box1)
+        pairs.append(
+            make_pair(image0, image1, category, points0, points1, PASCAL_TOLERANCE, where, boxes)
+        )
+    if not pairs:
+        raise ValueError(f"{path}: the list holds no pairs")
+    return pairs
+
+
+def read_annotation(folder: Path, category: str, image: str) -> tuple[Tensor, Tensor]:
+    """Annotations/<category>/<image>.mat -> points (N, 2), NaN = missing, and inclusive box (4,).
+
+    Convention: the file counts pixels from 1, the result from 0.
+    """
+    path = folder / "Annotations" / category / f"{image}.mat"
+    if not path.is_file():
+        raise ValueError(f"there is no annotation {path}; fetch PF-PASCAL's own archive")
+    points, box = _read_mat(path, "kps", "bbox")
+    if points.ndim != 2 or points.shape[1] != 2 or box.size != 4:
+        raise ValueError(f"{path}: wants kps N x 2 and bbox 1 x 4, not {points.shape}, {box.shape}")
+    points[np.isnan(points).any(1)] = np.nan
+    return torch.from_numpy(points - 1.0).float(), torch.from_numpy(box.reshape(4) - 1.0).float()
+
+
+def _read_mat(path: Path, *fields: str) -> list[npt.NDArray[np.float64]]:
+    """Fields of a Matlab file as numbers."""
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path)
+        return [np.array(content[field], dtype=np.float64) for field in fields]
+    except (KeyError, ValueError, TypeError, OSError, NotImplementedError) as error:
+        what = f"{path}: cannot read {' and '.join(fields)} ({error})"
+        raise ValueError(f"{what}; fetch the file again") from error
+
+
+def load_pf_willow(root: str | Path) -> list[Pair]:
+    """All ordered pairs within each sub-class: 900, each with 10 visible keypoints.
+
+    The category is the sub-class, e.g. "car(S)", because Proposal Flow averages by it first.
+    An incomplete copy is refused: numbers on part of the benchmark cannot be compared.
+    """
+    places = [Path(root) / name for name in WILLOW_FOLDERS if (Path(root) / name).is_dir()]
+    if not places:
+        raise ValueError(f"no PF-WILLOW under {root} (looked for {' or '.join(WILLOW_FOLDERS)})")
+    classes = sorted(path for path in places[0].iterdir() if any(path.glob("*.mat")))
+    if len(classes) != WILLOW_CLASSES:
+        what = f"{places[0]} has {len(classes)} sub-classes"
+        raise ValueError(f"{what} of {WILLOW_CLASSES}; fetch it again")
+    pairs = []
+    for subclass in classes:
+        files = sorted(subclass.glob("*.mat"))
+        if len(files) != WILLOW_IMAGES:
+            raise ValueError(
+                f"{subclass} has {len(files)} .mat files of {WILLOW_IMAGES}; fetch again"
+            )
+        points = {path: read_points(path) for path in files}
+        for one, two in permutations(files, 2):
+            images, where = (one.with_suffix(".png"), two.with_suffix(".png")), f"{one}, {two.name}"
+            pairs.append(make_pair(*images, subclass.name, points[one], points[two], 0.0, where))
+    return pairs
+
+
+def read_points(path: Path) -> Tensor:
+    """(10, 2) pixels counted from 0 of one of PF-WILLOW's annotation files."""
+    (points,) = _read_mat(path, "pts_coord")
+    if points.shape != (2, WILLOW_KEYPOINTS) or not np.isfinite(points).all():
+        what = f"2 x {WILLOW_KEYPOINTS} numbers, not {points.shape}"
+        raise ValueError(f"{path}: pts_coord must be {what}; fetch the file again")
+    return torch.from_numpy(points.T - 1.0).float()
+
+
+def load_spair(root: str | Path, split: str = "test") -> list[Pair]:
+    """The pairs of one split ("trn", "val" or "test"), in the order of their file names."""
+    if split not in SPAIR_SPLITS:
+        raise ValueError(f"unknown split {split!r}; spair has {', '.join(SPAIR_SPLITS)}")
+    root = Path(root)
+    if not (root / "PairAnnotation").is_dir() and (root / "SPair-71k").is_dir():
+        root = root / "SPair-71k"
+    folder = root / "PairAnnotation" / split
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise ValueError(f"no pair annotations (*.json) in {folder}; pass SPair-71k's own folder")
+    return [read_pair(path, root / "JPEGImages") for path in files]
+
+
+def read_pair(path: Path, images: Path) -> Pair:
+    """One pair annotation file; images lie in `images`/<category>/."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
+    missing = [field for field in SPAIR_FIELDS if field not in content]
+    if missing:
+        raise ValueError(f"{path}: no {', '.join(missing)}; fetch SPair-71k again")
+    category = str(content["category"])
+    if not (images / category).is_dir():
+        raise ValueError(f"{path}: unknown category {category!r}, there is no {images / category}")
+    points0, points1 = (_numbers(content[f], (-1, 2), path, f) for f in ("src_kps", "trg_kps"))
+    for points in (points0, points1):
+        points[(points == -1).all(-1)] = torch.nan
+    box0, box1 = (_numbers(content[f], (4,), path, f) for f in ("src_bndbox", "trg_bndbox"))
+    image0, image1 = (images / category / str(content[f]) for f in ("src_imname", "trg_imname"))
+    boxes = (box0, box1)
+    return make_pair(image0, image1, category, points0, points1, SPAIR_TOLERANCE, str(path), boxes)
+
+
+def _numbers(value: object, shape: tuple[int, ...], path: Path, field: str) -> Tensor:
+    try:
+        numbers = torch.tensor(value, dtype=torch.float32).reshape(shape)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path}: {field} is malformed ({error})") from error
+    if not bool(numbers.isfinite().all()):
+        raise ValueError(f"{path}: {field} holds a number that is not finite")
+    return numbers
+
+
+# The control that knows where, not what: image 1 is shifted.
+
+
+def shifted_target(
+    image: Tensor, points: Tensor, pixels_of_224: float = 45
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Control: image (..., H, W) and its points (N, 2) moved right by 45/224 of the width.
+
+    Returns the image, the points and a mask (N,) of those still inside it. The shift is rounded
+    to whole pixels, so content is copied, not blurred; the gap mirrors what lay at the left edge.
+    """
+    width = image.shape[-1]
+    shift = round(pixels_of_224 / SCNET_SIDE * width)
+    if not 0 <= shift <= width:
+        raise ValueError(f"a shift of {pixels_of_224} of 224 pixels leaves the image; use 0 to 224")
+    columns = torch.arange(width, device=image.device) - shift
+    columns = torch.where(columns < 0, -1 - columns, columns)
+    moved = points + points.new_tensor([float(shift), 0.0])
+    return image[..., columns], moved, moved[:, 0] <= width - 0.5
+
+
 def shifted(pair: Pair, pixels_of_224: float) -> Pair | None:
     """Control: the pair with image 1 shifted (see `shifted_target`); None if no point stays in it.
 
@@ -365,13 +365,3 @@ def shifted_boxes(boxes: Tensor, *, size: tuple[int, int], pixels_of_224: float)
     cut = moved.minimum(moved.new_tensor([size[1] - 1.0, float("inf")] * 2))
     width, left = moved[:, 2] - moved[:, 0] + 1, cut[:, 2] - moved[:, 0] + 1
     return cut[2 * left >= width]
-
-
-def _list(data: Path) -> Path:
-    """The CSV itself, or the only one in a folder."""
-    if not data.is_dir():
-        return data
-    found = sorted(data.glob("*.csv"))
-    if len(found) != 1:
-        raise ValueError(f"{data} holds {len(found)} CSV lists; name the one to use")
-    return found[0]

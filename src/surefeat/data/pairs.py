@@ -174,6 +174,10 @@ def make_pair(
     """A checked Pair from two (N, 2) point lists, NaN where missing; errors begin with `where`."""
     if len(points0) != len(points1):
         raise ValueError(f"{where}: {len(points0)} points in image 0 and {len(points1)} in image 1")
+    for image in (image0, image1):
+        if not image.exists():
+            fix = "check the folder the list belongs to"
+            raise ValueError(f"{where}: there is no image {image}; {fix}")
     try:
         size0, size1 = image_size(image0), image_size(image1)
     except ValueError as error:

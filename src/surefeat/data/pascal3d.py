@@ -53,7 +53,7 @@ def load_pascal3d(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Record:
     """An object as the .mat file has it, counted from 0."""
 
     image: str
@@ -65,23 +65,24 @@ class _Found:
 
 def _read_release(root: Path, split: str, images: str | Path | None) -> KeypointSet:
     folders = {kind: root / "Annotations" / f"{kind}_pascal" for kind in CLASSES}
-    there = {kind: folder for kind, folder in folders.items() if folder.is_dir()}
-    if not there:
+    kinds = [kind for kind in CLASSES if folders[kind].is_dir()]
+    if not kinds:
         raise FileNotFoundError(f"{root}/Annotations has no folder such as car_pascal; fetch it")
     wanted = _names(root, split)
-    every = [
-        found
-        for kind, folder in there.items()
-        for path in sorted(folder.glob("*.mat"))
-        for found in _read_mat(path, kind)
-    ]
-    # Of both splits, so that the two have the same channels.
-    categories = tuple(_category(kind, every) for kind in there)
-    order = {kind: number for number, kind in enumerate(there)}
+    records = {
+        kind: [r for path in sorted(folders[kind].glob("*.mat")) for r in _read_mat(path, kind)]
+        for kind in kinds
+    }
+    # Named by the objects of both splits, so that the two have the same channels.
+    categories = tuple(
+        make_category(kind, sorted({name for record in records[kind] for name in record.places}))
+        for kind in kinds
+    )
     objects = tuple(
-        _labelled(found, order[found.kind], categories[order[found.kind]], root, images)
-        for found in every
-        if found.image in wanted
+        _labelled(record, number, categories[number], _photo(record, root, images))
+        for number, kind in enumerate(kinds)
+        for record in records[kind]
+        if record.image in wanted
     )
     if not objects:
         raise ValueError(f"{root} has no annotated object in the list of {split}")
@@ -97,65 +98,56 @@ def _names(root: Path, split: str) -> set[str]:
     raise FileNotFoundError(f"there is no {root / _LISTS[0] / split}.txt; copy VOC 2012's there")
 
 
-def _category(kind: str, found: list[_Found]) -> Category:
-    names = sorted({name for one in found if one.kind == kind for name in one.places})
-    return make_category(kind, names)
-
-
-def _read_mat(path: Path, kind: str) -> list[_Found]:
+def _read_mat(path: Path, kind: str) -> list[_Record]:
     """The annotated objects of the folder's class; a file lists those of other classes too."""
     from scipy.io import loadmat
 
     try:
         content = loadmat(path, squeeze_me=True, struct_as_record=False)
-        objects = [each for each in np.atleast_1d(content["record"].objects) if _is_of(each, kind)]
-        return [_Found(path.stem, kind, _box(each), _places(each.anchors)) for each in objects]
+        return [
+            _Record(path.stem, kind, _box(thing), _places(thing.anchors))
+            for thing in np.atleast_1d(content["record"].objects)
+            # Without keypoints the field is an empty array.
+            if getattr(thing, "class") == kind and hasattr(thing.anchors, "_fieldnames")
+        ]
     except Exception as error:  # scipy raises nearly anything for a damaged file
         raise ValueError(f"{path}: not a PASCAL3D+ record ({error!r}); fetch it again") from error
 
 
-def _is_of(each: Any, kind: str) -> bool:
-    """Whether an object is of a class and was annotated; without anchors the field is empty."""
-    return getattr(each, "class") == kind and hasattr(each.anchors, "_fieldnames")
-
-
-def _box(each: Any) -> tuple[float, ...]:
-    box = tuple(float(value) - 1 for value in np.ravel(each.bbox))
+def _box(thing: Any) -> tuple[float, ...]:
+    box = tuple(float(value) - 1 for value in np.ravel(thing.bbox))
     if len(box) != 4:
         raise ValueError(f"a bbox has {len(box)} numbers, not 4")
     return box
 
 
 def _places(anchors: Any) -> dict[str, tuple[float, float] | None]:
-    return {str(name): _place(getattr(anchors, name)) for name in anchors._fieldnames}
+    """Where every keypoint is; None unless it is visible."""
+    places: dict[str, tuple[float, float] | None] = {}
+    for name in anchors._fieldnames:
+        anchor = getattr(anchors, name)
+        places[str(name)] = None
+        if hasattr(anchor, "status") and int(anchor.status) == _VISIBLE:
+            x, y = (float(value) - 1 for value in np.ravel(anchor.location))
+            places[str(name)] = (x, y)
+    return places
 
 
-def _place(anchor: Any) -> tuple[float, float] | None:
-    """Where a keypoint is; None unless it is visible."""
-    if not hasattr(anchor, "status") or int(anchor.status) != _VISIBLE:
-        return None
-    x, y = (float(value) - 1 for value in np.ravel(anchor.location))
-    return x, y
-
-
-def _labelled(
-    found: _Found, number: int, category: Category, root: Path, images: str | Path | None
-) -> Labelled:
-    photo = _photo(found, root, images)
-    places = [found.places.get(name) for name in category.keypoints]
+def _labelled(record: _Record, number: int, category: Category, photo: Path) -> Labelled:
+    places = [record.places.get(name) for name in category.keypoints]
     points = torch.tensor([place or (torch.nan, torch.nan) for place in places])
     visible = torch.tensor([place is not None for place in places])
-    box = torch.tensor(found.box)
-    size = image_size(photo)
+    box, size = torch.tensor(record.box), image_size(photo)
     return Labelled(Place(str(photo)), photo.name, number, box, points, visible, size)
 
 
-def _photo(found: _Found, root: Path, images: str | Path | None) -> Path:
-    folders = [Path(images)] if images else [root / each.format(found.kind) for each in _PHOTOS]
+def _photo(record: _Record, root: Path, images: str | Path | None) -> Path:
+    own = [root / folder.format(record.kind) for folder in _PHOTOS]
+    folders = [Path(images)] if images else own
     for folder in folders:
         for ending in (".jpg", ".webp", ".png"):
-            if (folder / f"{found.image}{ending}").is_file():
-                return folder / f"{found.image}{ending}"
+            if (folder / f"{record.image}{ending}").is_file():
+                return folder / f"{record.image}{ending}"
     raise FileNotFoundError(
-        f"there is no photo {found.image}.jpg in {folders[0]}; pass its folder as images"
+        f"there is no photo {record.image}.jpg in {folders[0]}; pass its folder as images"
     )
