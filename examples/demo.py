@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import time
 from dataclasses import asdict, replace
@@ -21,13 +20,13 @@ from pathlib import Path
 
 import torch
 
-from surefeat import DenseFeatures, match_points
+from surefeat import DenseFeatures, match_points, viz
+from surefeat.core.files import write_json
 from surefeat.data.drawn import Instance, correspondences, draw_many, write_folder
 from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.learn.config import preset
 from surefeat.learn.pretrain import pretrain
 from surefeat.measure.parts import PartCheck, check_parts
-from surefeat.show import features as viz
 from surefeat.show.page import Section, write_page
 from surefeat.show.report import write_report
 
@@ -65,7 +64,7 @@ def main() -> None:
         foot=f"The training run's own report is {run_page.relative_to(args.out)}.",
     )
     result = {"before": asdict(before), "after": asdict(after), "seed": config.train.seed}
-    (args.out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_json(args.out / "result.json", result)
     print(f"done in {time.perf_counter() - start:.0f} s; look at {page}")
 
 
@@ -102,17 +101,17 @@ def pictures(model: DenseFeatures, fresh: list[Instance]) -> Section:
         first, second = [item for item in fresh if item.category == category][:2]
         points0, points1 = correspondences(first, second)
         features = model.extract([first.image, second.image], longest_side=112)
-        found = match_points(*features, points0)
-        pairs.append((first, second, found, points1))
+        matches = match_points(*features, points0)
+        pairs.append((first, second, matches, points1))
     figures = tuple(
         viz.match_lines(
             first.image,
             second.image,
-            found,
-            right=(found.points1 - truth).norm(dim=1) < 0.1 * 112,
+            matches,
+            right=(matches.points1 - truth).norm(dim=1) < 0.1 * 112,
             label=f"{CATEGORIES[first.category].name}: parts of one instance found on another",
         )
-        for first, second, found, truth in pairs
+        for first, second, matches, truth in pairs
     )
     text = "Lines are green where the match is right, orange where it is wrong."
     return Section("New instances, matched", text=text, figures=figures)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
-from surefeat.cli.output import say, say_aside
+from surefeat.cli.output import say
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class DataGet:
     def run(self) -> None:
         from surefeat.data.fetch import get
 
-        where = get(self.name, self.out, say=say_aside)
+        where = get(self.name, self.out)
         say({"data": str(where)}, to_script=self.json, words=str(where))
 
 
