@@ -442,7 +442,7 @@ def fit(folder: Path, out: Path, config: BoxesConfig, **more: Any) -> Detector:
 # A detector of keypoints small enough for tests, and photos with labels.
 
 QUICK = KeypointConfig(
-    size=64, hidden=16, views=2, least_views=0, batch=4, epochs=1, least_steps=4
+    size=64, hidden=16, views=2, least_views=0, batch=4, epochs=1, least_steps=24
 )  # fmt: skip
 
 
@@ -469,7 +469,7 @@ COLOURS = torch.tensor(
 """Of the keypoints of both kinds, in order; the two wheels look alike."""
 ROUNDS = FewShot(rounds=(1, 3, "all"), seeds=(0, 1), cells=12)
 HEAD = KeypointConfig(
-    size=SIDE, views=4, least_views=16, hidden=16, epochs=1, least_steps=25, batch=8,
+    size=SIDE, views=4, least_views=16, hidden=16, epochs=1, least_steps=150, batch=8,
     learning_rate=1e-2,
 )  # fmt: skip
 

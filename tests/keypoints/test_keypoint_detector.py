@@ -62,7 +62,7 @@ def test_parts_of_drawn_birds_are_found_on_other_birds_before_other_backgrounds(
 ) -> None:
     known, new = birds(tmp_path / "a", seed=0, count=10), birds(tmp_path / "b", seed=1, count=12)
     model = DenseFeatures.from_pretrained(device="cpu")
-    config = KeypointConfig(size=160, views=3, least_views=0, epochs=1, least_steps=60)
+    config = KeypointConfig(size=160, views=3, least_views=0, epochs=1, least_steps=720)
     found = KeypointDetector.fit(model, known, config=config).label(new).objects
     blind = are_right(mean_place(known, new), new)
     right = are_right([item.points for item in found], new)
@@ -162,7 +162,7 @@ def test_every_setting_of_the_fit_acts(small: DenseFeatures, photos: Path) -> No
     assert torch.equal(plain, learned(QUICK))
     for change in (
         {"jitter": 0.1}, {"mirror": False}, {"views": 3}, {"least_views": 40}, {"batch": 3},
-        {"epochs": 2}, {"least_steps": 5}, {"weight": 5.0}, {"spread": 0.9}, {"floor": 0.5},
+        {"epochs": 2}, {"least_steps": 48}, {"weight": 5.0}, {"spread": 0.9}, {"floor": 0.5},
         {"learning_rate": 1e-2}, {"weight_decay": 0.5}, {"size": 96}, {"hidden": 8},
     ):  # fmt: skip
         other = learned(replace(QUICK, **change))  # type: ignore[arg-type]

@@ -159,5 +159,9 @@ def test_the_papers_protocol_is_there_as_it_was_written() -> None:
     assert PAPER.mirror
     assert PAPER.absent == "background"
     # 3 epochs of at least 500 steps of 32 objects.
-    assert PAPER.steps(100) == 1500
-    assert PAPER.steps(32_000) == 3000
+    assert PAPER.steps(100, categories=12) == 1500
+    assert PAPER.steps(32_000, categories=12) == 3000
+    # What ships has as many for as many categories, and for one its share of them, rounded up.
+    assert KeypointConfig().steps(100, categories=12) == 1500
+    assert KeypointConfig().steps(10, categories=1) == 3 * 42
+    assert KeypointConfig(batch=8).steps(8_000, categories=1) == 3000

@@ -51,7 +51,7 @@ def result(data: FewShotData, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def quick(data: FewShotData, out: Path, row: Row | None = None, **head: Any) -> dict[str, Any]:
     """One round of few steps."""
-    rounds, config = replace(ROUNDS, rounds=(3,), seeds=(0,)), replace(HEAD, least_steps=2, **head)
+    rounds, config = replace(ROUNDS, rounds=(3,), seeds=(0,)), replace(HEAD, least_steps=12, **head)
     return read_result(measure_row(row or oracle(), data, rounds, config, out=out))
 
 
@@ -63,7 +63,7 @@ def test_a_round_fits_the_detector_that_ships(
     model = DenseFeatures(ModelConfig(trunk="small", channels=8)).eval()
     model.save_pretrained(tmp_path / "model")
     model = DenseFeatures.from_pretrained(tmp_path / "model", device="cpu")
-    config = KeypointConfig(size=64, least_views=200, hidden=8, epochs=1, least_steps=5, batch=4)
+    config = KeypointConfig(size=64, least_views=200, hidden=8, epochs=1, least_steps=30, batch=4)
     detector = KeypointDetector.fit(model, sets[0], config=config, seed=7)
     row = build_row("ours", model=tmp_path / "model", device=CPU)
     data = cut_sets(*sets, split="val", size=64, jitter=config.jitter, device=CPU)
@@ -94,13 +94,13 @@ def test_seeds_draw_other_images_other_heads_and_other_batches(
 
     monkeypatch.setattr(fewshot, "fit", watched)
     rounds = replace(ROUNDS, rounds=("all",), seeds=(0, 1, 2))
-    measure_row(oracle(), data, rounds, replace(HEAD, least_steps=3), out=tmp_path)
+    measure_row(oracle(), data, rounds, replace(HEAD, least_steps=18), out=tmp_path)
     heads, batches = zip(*drawn, strict=True)
     assert len({tuple(batch.tolist()) for batch in batches}) == 3
     assert not torch.equal(heads[0], heads[1])
     records = measure_row(
         oracle(), data, replace(ROUNDS, rounds=(1,), seeds=(0, 1, 2)),
-        replace(HEAD, least_steps=3), out=tmp_path / "one",
+        replace(HEAD, least_steps=18), out=tmp_path / "one",
     )  # fmt: skip
     one = read_result(records)["rounds"]
     assert len({record["mean position pck area bbox"] for record in one}) == 3
@@ -212,7 +212,7 @@ def test_a_round_starts_from_the_head_of_the_one_before(
         return losses
 
     monkeypatch.setattr(fewshot, "fit", watched)
-    measure_row(oracle(), data, ROUNDS, replace(HEAD, least_steps=2), out=tmp_path)
+    measure_row(oracle(), data, ROUNDS, replace(HEAD, least_steps=12), out=tmp_path)
     first, second = seen[:3], seen[3:]
     for rounds in (first, second):
         assert torch.equal(rounds[0][1], rounds[1][0])

@@ -42,8 +42,8 @@ class EvaluateFewShot:
     protocol: Annotated[FewShot, arg(name="")] = field(default_factory=FewShot)
     head: Annotated[KeypointConfig, arg(name="")] = field(default_factory=KeypointConfig)
     paper: bool = False
-    """Fit heads as the paper does, not as `surefeat keypoints fit` does by default: 512 channels,
-    at least 1,500 steps of 32 views a round. Instead of the settings above."""
+    """The paper's head, not what `surefeat keypoints fit` ships: 512 channels and batches of 32
+    views, of which there are many. Instead of the settings above."""
     out: Path = Path("results/pascal3d")
     """Folder for pascal3d-SPLIT-ROW.json, and cache/ for what can be continued."""
     device: str | None = None

@@ -6,6 +6,7 @@ choice.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -48,8 +49,9 @@ class KeypointConfig:
     """Views per step [C]."""
     epochs: int = 3
     """Passes over all objects [P]."""
-    least_steps: int = 40
-    """Of an epoch, which may be more steps than there are objects for; the paper has 500 [C]."""
+    least_steps: int = 500
+    """Of an epoch of 12 categories, the paper's number, which may be more steps than there are
+    objects for [P]; fewer categories get fewer, in proportion [C]."""
     learning_rate: float = 1e-3
     """Of AdamW at the start; it falls to 0 along half a cosine [C]."""
     weight_decay: float = 1e-2
@@ -63,17 +65,22 @@ class KeypointConfig:
         if not 0 <= self.jitter < 0.5:
             raise ValueError(f"jitter is {self.jitter:g}; a side moves by less than half a box")
 
-    def steps(self, objects: int) -> int:
-        """Of a fit on this many objects."""
-        return self.epochs * max(self.least_steps, -(-objects // self.batch))
+    def steps(self, objects: int, *, categories: int) -> int:
+        """Of a fit on this many objects; a category learns from its own alone, so each has its
+        share of the least steps."""
+        least = math.ceil(self.least_steps * categories / _CATEGORIES)
+        return self.epochs * max(least, math.ceil(objects / self.batch))
 
     def views_each(self, objects: int) -> int:
         """Of every one of this many objects."""
-        return max(self.views, -(-self.least_views // objects))
+        return max(self.views, math.ceil(self.least_views / objects))
 
 
-PAPER = KeypointConfig(hidden=512, views=8, least_views=2048, batch=32, least_steps=500)
-"""The paper's head and steps (section 4.3); its views are new in every step, these are many."""
+PAPER = KeypointConfig(hidden=512, views=8, least_views=2048, batch=32)
+"""The paper's head (section 4.3); it sees new views in every step, these are many that recur."""
+
+_CATEGORIES = 12
+"""The paper's."""
 
 
 @dataclass(frozen=True)

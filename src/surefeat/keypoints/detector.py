@@ -85,7 +85,7 @@ class KeypointDetector:
         labelled = _usable(annotations, config, stride=model.stride)
         device = model.head.weight.device
         objects = cut_objects(labelled, size=config.size, jitter=config.jitter, device=device)
-        total, steps = config.views_each(len(objects)) * len(objects), config.steps(len(objects))
+        total = config.views_each(len(objects)) * len(objects)
         with tqdm(total=total, desc="describing views", unit="view", disable=quiet) as bar:
             store = ViewStore(
                 objects, describe(model), config, seed=seed,
@@ -96,6 +96,7 @@ class KeypointDetector:
             views.maps(rows[:1]).shape[1], len(objects.flip), hidden=config.hidden,
             generator=torch.Generator().manual_seed(seed),
         ).to(device)  # fmt: skip
+        steps = config.steps(len(objects), categories=len(labelled.categories))
         with tqdm(total=steps, desc="learning", unit="step", disable=quiet) as bar:
             fit(
                 head, views.batches(rows, steps=steps, config=config, seed=seed), steps=steps,

@@ -184,7 +184,7 @@ class Rounds:
     def run_round(self, head: KeypointHead, chosen: Tensor, *, seed: int) -> dict[str, Any]:
         """Fit the head further on the chosen objects (N,), measure it on all test objects."""
         train, test, start = self.data.train, self.data.test, time.perf_counter()
-        steps = self.config.steps(len(chosen))
+        steps = self.config.steps(len(chosen), categories=len(self.data.classes))
         views, rows = self.store.views_of(chosen, seed=seed)
         batches = views.batches(rows, steps=steps, config=self.config, seed=seed)
         losses = fit(head, batches, steps=steps, config=self.config)
