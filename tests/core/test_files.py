@@ -17,13 +17,16 @@ from surefeat.boxes.config import DetectorConfig
 from surefeat.boxes.network import Detector
 from surefeat.core import files
 from surefeat.core.files import (
+    add_lines,
     checked_weights,
     environment,
     from_dict,
     hardware,
+    read_lines,
     to_dict,
     write_bytes,
     write_json,
+    write_lines,
     write_model,
     write_tensors,
 )
@@ -198,3 +201,17 @@ def test_settings_come_back_from_json_and_unknown_ones_are_named() -> None:
     assert from_dict(Outer, json.loads(json.dumps(to_dict(outer)))) == outer
     with pytest.raises(ValueError, match="unknown setting 'side' for Inner; known: sides"):
         from_dict(Outer, {"inner": {"side": 1}})
+
+
+def test_lines_are_added_and_what_a_crash_cut_off_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "records.jsonl"
+    assert read_lines(path) == []
+    add_lines(path, [{"a": 1}, {"a": float("nan")}])
+    add_lines(path, [{"a": 3}])
+    whole = path.read_text()
+    assert read_lines(path) == [{"a": 1}, {"a": None}, {"a": 3}]
+    path.write_text(whole + '{"a": 4, "b')
+    assert read_lines(path) == [{"a": 1}, {"a": None}, {"a": 3}]
+    assert path.read_text() == whole
+    write_lines(path, [{"a": 5}])
+    assert read_lines(path) == [{"a": 5}]

@@ -12,7 +12,7 @@ import os
 import platform
 import secrets
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -96,6 +96,35 @@ def write_json(path: Path, value: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write text atomically."""
     write_bytes(path, text.encode())
+
+
+def add_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Append records to a file of JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(_lines(records))
+
+
+def write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Write a file of JSON lines anew, atomically."""
+    write_text(path, _lines(records))
+
+
+def _lines(records: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(as_json(dict(record)) + "\n" for record in records)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines; what a crash cut off is removed from the file."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    records: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            write_text(path, "".join(lines[: len(records)]))
+            break
+    return records
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -24,7 +24,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.core.files import choose_device, environment, write_tensors, write_text
+from surefeat.core.files import (
+    add_lines,
+    choose_device,
+    environment,
+    read_lines,
+    write_lines,
+    write_tensors,
+)
 from surefeat.core.geometry import into_box, out_of_box
 from surefeat.keypoints.config import FewShot, KeypointConfig, Round, Split
 from surefeat.keypoints.head import KeypointHead, find_points, fit
@@ -368,25 +375,12 @@ class Cache:
         return self.stem.with_name(f"{self.stem.name}-seed{seed}.safetensors")
 
     def records(self) -> list[Record]:
-        """Finished rounds, oldest first; a line that a crash cut off is removed from the file."""
-        if not self.file.exists():
-            return []
-        lines, records = self.file.read_text().splitlines(), list[Record]()
-        for line in lines:
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        if len(records) < len(lines):
-            self._write(records)
-        return records
+        """Finished rounds, oldest first."""
+        return list(read_lines(self.file))
 
     def start_over(self, seed: int) -> None:
         """Leave the records of the other seeds: this one's can not be continued."""
-        self._write([record for record in self.records() if record["seed"] != seed])
-
-    def _write(self, records: Sequence[Record]) -> None:
-        write_text(self.file, "".join(json.dumps(record) + "\n" for record in records))
+        write_lines(self.file, [one for one in self.records() if one["seed"] != seed])
 
     def add(self, record: Record, head: KeypointHead | None) -> None:
         """A finished round, and the head that the seed's next one starts from; None: it was last.
@@ -397,9 +391,7 @@ class Cache:
         path = self._head_file(record["seed"])
         if head is not None:
             write_tensors(path, head.state_dict(), {"round": str(record["round"])})
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        add_lines(self.file, [record])
         if head is None:
             path.unlink(missing_ok=True)
 
