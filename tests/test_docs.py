@@ -1,11 +1,16 @@
-"""The pages lead somewhere: every link to a file of the repository has its file."""
+"""The pages lead somewhere: files, scripts and names of the package that they mention exist."""
 
 from __future__ import annotations
 
 import re
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import surefeat
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -34,9 +39,8 @@ def test_where_is_what_asks_thirty_questions_with_one_file_each() -> None:
 
 
 def test_scripts_and_files_named_in_the_pages_exist() -> None:
-    named = re.compile(
-        r"`(?:python )?((?:benchmarks|docs|examples|results|tests)/[a-z\d_./-]+\.\w+)"
-    )
+    folders = "benchmarks|docs|examples|results|tests"
+    named = re.compile(rf"`(?:python )?((?:{folders})/[a-z\d_./-]+\.\w+)")
     missing = {
         (page.name, path)
         for page in PAGES
@@ -45,3 +49,30 @@ def test_scripts_and_files_named_in_the_pages_exist() -> None:
         if not (ROOT / path).exists()
     }
     assert missing == set()
+
+
+def named_in(text: str) -> set[str]:
+    """Dotted names of the package that a page mentions or imports."""
+    imported = re.findall(r"^from (surefeat[\w.]*) import ([\w, ]+)$", text, re.MULTILINE)
+    names = {f"{module}.{name.strip()}" for module, some in imported for name in some.split(",")}
+    return names | set(re.findall(r"\bsurefeat(?:\.(?!json\b)[A-Za-z_]\w*)+", text))
+
+
+def is_there(dotted: str) -> bool:
+    """Whether modules, and attributes below them, lead to a name."""
+    place: object = surefeat
+    for depth, part in enumerate(dotted.split(".")[1:], start=2):
+        module = ".".join(dotted.split(".")[:depth])
+        if not hasattr(place, part):
+            if not isinstance(place, ModuleType) or not find_spec(module):
+                return False
+            import_module(module)
+        place = getattr(place, part)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_names_of_the_package_in_the_pages_exist(page: Path) -> None:
+    if page.name in ("CHANGELOG.md", "log.md"):
+        pytest.skip("a record of what was")
+    assert {name for name in named_in(page.read_text()) if not is_there(name)} == set()
