@@ -149,6 +149,7 @@ def _annotation(
 
 
 def _key(value: object) -> object:
+    """An id, which is looked up."""
     if isinstance(value, list | dict):
         raise ValueError(f"an id is {value}; ids are single numbers or texts")
     return value

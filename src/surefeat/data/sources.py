@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from surefeat.core.image import EXTENSIONS, UNREADABLE, read_bytes
-from surefeat.data.coco import Annotation, Coco, read_annotations
-from surefeat.data.decode import Box, Item, Place, SourceError, name_of
+from surefeat.data.coco import read_annotations
+from surefeat.data.decode import Item, Place, SourceError, name_of
 
 _LOG = logging.getLogger(__name__)
+
+PHOTOS = frozenset((*EXTENSIONS, *UNREADABLE))
 
 CONTEXT = 0.2
 """By this share of its size a box grows on each side before it is cut out."""
@@ -48,14 +50,13 @@ def find_images(
     else:
         own = coco is source
         find = image_finder(images, beside=coco) if own else _index(_files(source, images))
-        content = read_annotations(Path(coco), strict=False)
-        _check_categories(content, categories, coco)
         items = []
-        for image, notes in zip(content.images, content.by_image(), strict=True):
-            boxes = [note for note in notes if _is_wanted(note, content, categories, min_side)]
-            item = find(image.name) if boxes else None
-            if item is not None and _is_kept(item, kept) and (own or not item.read.refused):
-                items += _cut(item, boxes, content, context)
+        for name, crops in _read_crops(Path(coco), categories, context, min_side):
+            item = find(name)
+            if _is_kept(item, kept) and not item.read.refused:
+                items += [replace(c, name=item.name + c.name, read=item.read) for c in crops]
+            elif _is_kept(item, kept) and own:
+                items.append(item)
         wanted = f"boxes of {categories or 'any category'}, {min_side} pixels or more, in {coco}"
     if kept is not None:
         items = items if coco else [item for item in items if _is_kept(item, kept)]
@@ -90,7 +91,7 @@ def walk_folder(root: str | Path) -> list[Item]:
         seen.add((info.st_dev, info.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in (*files, *folders):  # a folder named x.jpg is listed, so that it is reported
-            if _looks_like_photo(name):
+            if _ending(name) in PHOTOS:
                 add(os.path.join(folder, name), _no_reader(name))
     return sorted(items, key=lambda item: item.name)
 
@@ -122,7 +123,9 @@ def image_finder(images: str | Path | None, *, beside: str | Path) -> Callable[[
 
     # A folder is not listed for this: it may hold far more than the names that are asked for.
     def find(name: str) -> Item:
-        spellings = [name] if _is_image(name) else [*(name + ext for ext in EXTENSIONS), name]
+        spellings = (
+            [name] if _ending(name) in EXTENSIONS else [*(name + ext for ext in EXTENSIONS), name]
+        )
         for spelling in spellings:
             path = os.path.join(root, spelling)
             if os.path.lexists(path):
@@ -145,7 +148,7 @@ def _files(source: str | Path, images: str | Path | None = None) -> list[Item]:
     if not path.is_file():
         what = "is a pipe, device or socket" if path.exists() else "does not exist"
         raise SourceError(f"{source} {what}; pass a folder, a list, tar shards or a COCO json")
-    if _looks_like_photo(f"x{suffix}"):
+    if _ending(path.name) in PHOTOS:
         return [Item(path.name, Place(str(path), refused=_no_reader(path.name)))]
     if suffix == ".tar":
         return list(_members(path))
@@ -170,7 +173,7 @@ def _members(path: Path) -> Iterator[Item]:
                 if member.offset <= end:
                     raise OSError("its headers lead backwards")
                 end, name = member.offset, member.name.removeprefix("./")
-                if _looks_like_photo(name) and not member.isdir():
+                if _ending(name) in PHOTOS and not member.isdir():
                     refused = _refusal(member) or _no_reader(name)
                     place = Place(str(path), member.offset_data, member.size, refused)
                     yield Item(f"{path.name}/{name}", place)
@@ -206,65 +209,51 @@ def missing_image(name: str, root: str | Path) -> Item:
     return Item(name, Place(name, refused=f"is not where it was looked for ({root}); {fix}"))
 
 
-def _check_categories(content: Coco, categories: tuple[str, ...] | None, path: str | Path) -> None:
+def _read_crops(
+    path: Path, categories: tuple[str, ...] | None, context: float, min_side: int
+) -> Iterator[tuple[str, list[Item]]]:
+    """Of every image with wanted boxes: its name, and a crop of each, whose place is not known."""
+    content = read_annotations(path, strict=False)
     known = {category.name for category in content.categories}
     unknown = sorted(set(categories or ()) - known)
     if unknown:
         raise SourceError(f"{path} has no category {unknown}; it has {sorted(known)}")
-
-
-def _is_wanted(
-    note: Annotation, content: Coco, categories: tuple[str, ...] | None, min_side: int
-) -> bool:
-    if note.crowd or note.box is None or min(_sides(note.box)) < max(min_side, 1) - 1e-6:
-        return False
-    return categories is None or _label(note, content) in categories
-
-
-def _cut(item: Item, notes: list[Annotation], content: Coco, context: float) -> Iterator[Item]:
-    """A crop for every box of an image, grown by the context; a refused image as it is."""
-    if item.read.refused:
-        yield item
-        return
-    for note in notes:
-        assert note.box is not None
-        x1, y1, x2, y2 = note.box
-        dx, dy = (context * side for side in _sides(note.box))
-        box = (x1 - dx, y1 - dy, x2 + dx, y2 + dy)
-        yield replace(item, name=f"{item.name}#{note.id}", crop=box, label=_label(note, content))
-
-
-def _sides(box: Box) -> tuple[float, float]:
-    return box[2] - box[0] + 1, box[3] - box[1] + 1
-
-
-def _label(note: Annotation, content: Coco) -> str | None:
-    return None if note.category is None else content.categories[note.category].name
+    for image, notes in zip(content.images, content.by_image(), strict=True):
+        crops = []
+        for note in notes:
+            label = None if note.category is None else content.categories[note.category].name
+            wanted = categories is None or label in categories
+            if note.crowd or note.box is None or not wanted:
+                continue
+            x1, y1, x2, y2 = note.box
+            width, height = x2 - x1 + 1, y2 - y1 + 1
+            if min(width, height) < max(min_side, 1) - 1e-6:
+                continue
+            dx, dy = context * width, context * height
+            box = (x1 - dx, y1 - dy, x2 + dx, y2 + dy)
+            crops.append(Item(f"#{note.id}", Place(""), box, label))
+        if crops:
+            yield image.name, crops
 
 
 def _is_kept(item: Item, kept: set[str] | None) -> bool:
     return kept is None or name_of(item) in kept or _stem(name_of(item)) in kept
 
 
-def _is_image(name: str) -> bool:
-    return not _is_hidden(name) and name.lower().endswith(EXTENSIONS)
-
-
-def _looks_like_photo(name: str) -> bool:
-    return not _is_hidden(name) and name.lower().endswith((*EXTENSIONS, *UNREADABLE))
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
+def _ending(name: str) -> str:
+    """A file's extension in small letters; none for a hidden file, such as macOS's `._x.jpg`."""
+    parts = name.split("/")
+    hidden = any(part.startswith(".") and part not in (".", "..") for part in parts)
+    return "" if hidden else os.path.splitext(name)[1].lower()
 
 
 def _no_reader(name: str) -> str | None:
-    ending = os.path.splitext(name)[1].lower()
+    ending = _ending(name)
     return f"is {ending}, which is not read; convert it to JPEG" if ending in UNREADABLE else None
 
 
 def _stem(name: str) -> str:
-    return os.path.splitext(name)[0] if _is_image(name) else name
+    return os.path.splitext(name)[0] if _ending(name) in EXTENSIONS else name
 
 
 def _lines(path: Path) -> list[str]:

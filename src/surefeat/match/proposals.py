@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.core.files import to_dict
-from surefeat.core.geometry import Frame
+from surefeat.core.geometry import Frame, boxes_from_xywh
 from surefeat.core.image import ImageError, decode, read_bytes
 from surefeat.data.decode import Item, Place
 from surefeat.match.config import ProposalConfig
@@ -148,8 +148,7 @@ def _selective(image: Tensor, count: int) -> Tensor:
     search = _contrib().ximgproc.segmentation.createSelectiveSearchSegmentation()
     search.setBaseImage(np.ascontiguousarray(image.cpu().permute(1, 2, 0).numpy()[..., ::-1]))
     search.switchToSelectiveSearchFast()
-    x, y, width, height = torch.from_numpy(search.process()[:count]).float().unbind(-1)
-    return torch.stack([x, y, x + width - 1, y + height - 1], dim=-1)
+    return boxes_from_xywh(torch.from_numpy(search.process()[:count]).float())
 
 
 def _grid(size: tuple[int, int], count: int, seed: int) -> Tensor:
