@@ -157,7 +157,11 @@ def mine(
 ) -> Mined:
     """All matches, and per anchor the non-matches that cost most; of images (B,) that are valid."""
     positive, negative = labels(points1, points1, config)
-    positive = _at_most(positive & valid[:, None, None], _SLOTS * positive.shape[1])
+    # Where views hardly overlap the points are nearly one, and their N x N matches would fill the
+    # slots of all images: of such an image each anchor has its own match alone.
+    own = torch.eye(positive.shape[1], dtype=torch.bool, device=positive.device)
+    crowded = positive.sum((1, 2)) > _SLOTS * positive.shape[1]
+    positive = torch.where(crowded[:, None, None], own, positive) & valid[:, None, None]
     pair_sigma = (sigma0[:, :, None] + sigma1[:, None]) / 2
     hardness = pair_cost(inner, pair_sigma, match=False, config=config)
     hardness = hardness.masked_fill(~negative, -torch.inf)
@@ -175,20 +179,6 @@ def mine(
     far_share = real_far * (weight / real_far.sum((1, 2)).clamp_min(1))[:, None, None]
     per_match = weight / positive.sum((1, 2)).clamp_min(1)
     return Mined(far, far_share, near, real_near * per_match.gather(0, near // inner[0].numel()))
-
-
-def _at_most(chosen: Tensor, count: int) -> Tensor:
-    """Of the pairs (B, N, M) bool at most `count` of each image, spread evenly over them.
-
-    Where the views of an image hardly overlap its points are nearly one, and their N x N matches
-    would fill the slots of all images.
-    """
-    rank = chosen.flatten(1).cumsum(1)
-    total = rank[:, -1:]
-    share = total.clamp_max(count)
-    # Of ranks r = 1 ... total, those at which floor(r share / total) goes up.
-    kept = rank * share % total.clamp_min(1) < share
-    return chosen & kept.view_as(chosen)
 
 
 def pair_cost(inner: Tensor, sigma: Tensor, *, match: bool, config: LossConfig) -> Tensor:

@@ -171,7 +171,7 @@ def _not_learned_from(items: list[Item], run: Run | None) -> list[Item]:
     """The images without those of photos that the run learned from; all, where that leaves none."""
     if run is None or not run.learned_file.is_file():
         return items
-    names = run.learned_file.read_text().splitlines()
+    names = run.learned_file.read_text().split("\n")
     # A crop is called photo#annotation; one photo's crops are learned from together, or held out.
     learned = {*names, *(name.rpartition("#")[0] for name in names)}
 
