@@ -30,6 +30,10 @@ from surefeat.core.files import (
     write_model,
     write_tensors,
 )
+from surefeat.data.keypoints import make_category
+from surefeat.keypoints.config import KeypointConfig
+from surefeat.keypoints.detector import KeypointDetector
+from surefeat.keypoints.head import KeypointHead
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 
@@ -164,6 +168,22 @@ def test_a_shipped_kind_of_model_survives_a_kill_between_its_files(
     ):
         for name, value in old.state_dict().items():
             torch.testing.assert_close(new.state_dict()[name], value, atol=1e-3, rtol=1e-3)
+
+
+def test_a_keypoint_detector_killed_while_it_is_written_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = DenseFeatures(ModelConfig(trunk="small", channels=8)).eval()
+    head = KeypointHead(8, 2, hidden=4, generator=torch.Generator())
+    parts = KeypointDetector(model, head, (make_category("car", ["a", "b"]),), KeypointConfig())
+    for survived in range(3):
+        with monkeypatch.context() as patch:
+            _kill_after(survived, patch)
+            with pytest.raises(Killed):
+                parts.save(tmp_path / "parts")
+        assert not (tmp_path / "parts").exists()
+    parts.save(tmp_path / "parts")
+    assert KeypointDetector.load(tmp_path / "parts", model).categories == parts.categories
 
 
 def test_damaged_weights_are_refused(tmp_path: Path) -> None:

@@ -134,17 +134,7 @@ def decode_all(
         groups.setdefault((item.read, item.crop is None), []).append(row)
 
     def fill(rows: list[int]) -> int:
-        try:
-            image = _decode(items[rows[0]], side=side)
-        except ImageError as error:
-            reasons.update(dict.fromkeys(rows, _reason(error, items[rows[0]])))
-            return len(rows)
-        for row in rows:
-            try:
-                part = _cut(image, items[row], side=side)
-            except ImageError as error:
-                reasons[row] = _reason(error, items[row])
-                continue
+        for row, part in _decode_crops([items[row] for row in rows], rows, reasons, side=side):
             pixels[row, :, : part.shape[1], : part.shape[2]] = part
             sizes[row] = torch.tensor(part.shape[1:], dtype=torch.int32)
         return len(rows)
@@ -159,12 +149,6 @@ def decode_all(
         except BaseException:  # Ctrl-C must not wait for everything that is still queued
             pool.shutdown(cancel_futures=True)
             raise
-    return _packed(items, pixels, sizes, reasons)
-
-
-def _packed(
-    items: Sequence[Item], pixels: Tensor, sizes: Tensor, reasons: dict[int, str]
-) -> Canvas:
     good = [row for row in range(len(items)) if row not in reasons]
     for target, row in enumerate(good):  # in place: a second buffer may not fit
         if target != row:
@@ -172,6 +156,22 @@ def _packed(
     names = tuple(items[row].name for row in good)
     skipped = tuple(Skipped(items[row].name, reasons[row]) for row in sorted(reasons))
     return Canvas(pixels[: len(good)], sizes[: len(good)], names, skipped)
+
+
+def _decode_crops(
+    items: Sequence[Item], rows: Sequence[int], reasons: dict[int, str], *, side: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Items of one file -> their rows and pixels; of those that fail, the reason is noted."""
+    try:
+        image = _decode(items[0], side=side)
+    except ImageError as error:
+        reasons.update(dict.fromkeys(rows, _reason(error, items[0])))
+        return
+    for row, item in zip(rows, items, strict=True):
+        try:
+            yield row, _cut(image, item, side=side)
+        except ImageError as error:
+            reasons[row] = _reason(error, item)
 
 
 def _reason(error: ImageError, item: Item) -> str:
