@@ -22,6 +22,7 @@ from surefeat.measure.results import (
     write_result,
 )
 from surefeat.measure.tables import difference_table, markdown
+from surefeat.show.results import write_results
 from tiny import SIZE, write_model, write_pairs
 
 FLOW = pck_score("flow", "scnet")
@@ -174,3 +175,15 @@ def test_the_commands_measure_compare_and_draw(
     main(["data", "show", "pairs", str(pairs), "--out", str(tmp_path / "p.png"), "--count", "2"])
     assert "2 of 3 pairs" in capsys.readouterr().out
     assert (tmp_path / "p.png").stat().st_size > 5000
+
+
+def test_tables_of_foreign_results_stay_in_their_folder(tmp_path: Path) -> None:
+    """A benchmark called ../../x must not write beside the folder."""
+    (tmp_path / "in").mkdir()
+    foreign = result("a", [50.0, 60.0], benchmark="../../x", split="../y")
+    write_result(tmp_path / "in" / "a.json", foreign)
+    before = set(tmp_path.iterdir())
+    write_results(tmp_path / "in", tmp_path / "deep" / "out")
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "deep"}
+    assert {path.name for path in (tmp_path / "deep").iterdir()} == {"out"}
+    assert len(list((tmp_path / "deep" / "out").glob("*-pck.png"))) == 1

@@ -20,6 +20,7 @@ from surefeat.measure.tables import (
     read_results,
     route_table,
     rule_table,
+    transposed,
 )
 from surefeat.show.page import Section, write_page
 from surefeat.show.style import (
@@ -40,17 +41,23 @@ except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
 
+MOST_CURVES = 10
+"""Of the region figure: more can not be told apart."""
+
+
 @rc_context(STYLE)
 def region_figure(results: Sequence[Result]) -> Figure:
     """PCR over the threshold on 1 - IoU, and mIoU over k, a curve per row (paper, figure 5)."""
+    area = Score("pcr area")
     having = [result for result in results if "pcr" in result["curves"]]
+    having = sorted(having, key=lambda result: -(area.of(result) or 0.0))[:MOST_CURVES]
     if not having:
         raise ValueError("no result has region curves; evaluate with --measures regions")
     name = f"{having[0]['benchmark']} {having[0]['split']}"
     figure = new_figure(
         3.6, f"Region matching on {name}. Left: share of regions whose best match misses the truth "
         "by less than the threshold. Right: mean overlap of each pair's k best-scored matches. In "
-        "the legend the areas under both curves."
+        f"the legend the areas under both curves; of many rows the {MOST_CURVES} best on the left."
     )  # fmt: skip
     left, right = figure.subplots(1, 2)
     for number, result in enumerate(having):
@@ -58,7 +65,7 @@ def region_figure(results: Sequence[Result]) -> Figure:
             "color": PALETTE[number % len(PALETTE)],
             "linestyle": ("-", "--", ":")[number // len(PALETTE) % 3],
         }
-        areas = [score.shown(score.of(result)) for score in (Score("pcr area"), Score("miou area"))]
+        areas = [score.shown(score.of(result)) for score in (area, Score("miou area"))]
         label = "\n".join([result["row"], "   ".join(areas)])
         left.plot([t / 100 for t in range(101)], result["curves"]["pcr"], label=label, **look)
         right.plot(range(1, 101), result["curves"]["miou"], **look)
@@ -73,7 +80,7 @@ def pck_figure(results: Sequence[Result]) -> Figure:
     """PCK@0.1 of every row by every route, and with image 1 shifted."""
     rule = results[0]["rule"]
     figure = new_figure(
-        0.6 + 0.5 * len(results), f"PCK@0.1 ({rule} rule) by each route; the hollow mark is the "
+        0.9 + 0.25 * len(results), f"PCK@0.1 ({rule} rule) by each route; the hollow mark is the "
         "same with image 1 shifted, where knowing the place does not help."
     )  # fmt: skip
     axes = figure.subplots()
@@ -162,10 +169,14 @@ _CONTROL_TITLE = "shifted, and regions"
 
 
 def _details(results: Sequence[Result]) -> dict[str, Table]:
-    """Tables by title: the shifted control, then every rule and class by each measured route."""
+    """Tables by title: the shifted control, every rule by each route, classes by the first."""
     tables = {_CONTROL_TITLE: control_table(results)}
-    for route in measured_routes(results):
+    routes = measured_routes(results)
+    for route in routes:
         tables[f"{ROUTES[route]}, all rules"] = rule_table(results, route)
-        score = pck_score(route, results[0]["rule"])
-        tables[f"{ROUTES[route]}, PCK@0.1 per class"] = class_table(results, score)
+    for route in routes[:1]:
+        by_class = class_table(results, pck_score(route, results[0]["rule"]))
+        wide = by_class and len(by_class[0]) > len(by_class)
+        title = f"{ROUTES[route]}, PCK@0.1 per class"
+        tables[title] = transposed(by_class) if wide else by_class
     return {title: table for title, table in tables.items() if table and len(table[0]) > 1}
