@@ -16,7 +16,7 @@ from surefeat.data.decode import Place
 from surefeat.data.keypoints import KeypointSet
 from surefeat.keypoints import views as views_module
 from surefeat.keypoints.config import KeypointConfig
-from surefeat.keypoints.views import CutObjects, Views, ViewStore, cut_objects, room_for
+from surefeat.keypoints.views import CutObjects, ObjectViews, ViewStore, cut_objects, room_for
 from tiny import COLOURS, CPU, HEAD, SIDE, colours, write_photos
 
 
@@ -30,10 +30,10 @@ def objects(labelled: KeypointSet) -> CutObjects:
     return cut_objects(labelled, size=SIDE, jitter=1 / 6, device=CPU, workers=2)
 
 
-def own_boxes(objects: CutObjects, *, mirror: bool) -> Views:
+def own_boxes(objects: CutObjects, *, mirror: bool) -> ObjectViews:
     numbers = torch.arange(len(objects))
     turned = torch.full((len(objects),), mirror)
-    return Views(objects, numbers, objects.boxes, turned, features=colours, size=SIDE)
+    return ObjectViews(objects, numbers, objects.boxes, turned, features=colours, size=SIDE)
 
 
 def store(objects: CutObjects, features: Any = colours, **changes: Any) -> ViewStore:

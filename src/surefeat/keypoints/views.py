@@ -159,7 +159,7 @@ def _keypoints(labelled: KeypointSet) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return points, visible, own, flip
 
 
-class Views:
+class ObjectViews:
     """M views of objects (M,) through boxes (M, 4) within their reach, some mirrored (M,) bool.
 
     They are described when they are made, if their features fit into memory, else when asked for.
@@ -290,12 +290,12 @@ class ViewStore:
         """Kinds of devices that features were kept on; "none" where they were not."""
 
     @cached_property
-    def every(self) -> Views:
+    def every(self) -> ObjectViews:
         """`config.views` of every object."""
         numbers = torch.arange(len(self.objects))
         return self._random(numbers, count=self.config.views, seed=self.seed)
 
-    def views_of(self, chosen: Tensor, *, seed: int) -> tuple[Views, Tensor]:
+    def views_of(self, chosen: Tensor, *, seed: int) -> tuple[ObjectViews, Tensor]:
         """Views to learn objects `chosen` (N,) from, and which rows of them; few get more each."""
         count, device = self.config.views_each(len(chosen)), self.objects.boxes.device
         if count == self.config.views:
@@ -304,14 +304,14 @@ class ViewStore:
         views = self._random(chosen, count=count, seed=seed)
         return views, torch.arange(len(views.numbers), device=device)
 
-    def _random(self, chosen: Tensor, *, count: int, seed: int) -> Views:
+    def _random(self, chosen: Tensor, *, count: int, seed: int) -> ObjectViews:
         """`count` views of each, one after the other, every second one mirrored."""
         numbers = chosen.repeat_interleave(count)
         generator = torch.Generator().manual_seed(seed)
         boxes = self.objects.boxes[numbers.to(self.objects.boxes.device)]
         boxes = jittered_box(boxes, generator, self.config.jitter)
         mirror = (torch.arange(len(numbers)) % count % 2 == 1) & self.config.mirror
-        views = Views(
+        views = ObjectViews(
             self.objects, numbers, boxes, mirror, features=self.features, size=self.config.size,
             progress=self.progress,
         )  # fmt: skip

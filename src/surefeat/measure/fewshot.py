@@ -35,7 +35,7 @@ from surefeat.core.files import (
 from surefeat.core.geometry import into_box, out_of_box
 from surefeat.keypoints.config import FewShot, KeypointConfig, Round, Split
 from surefeat.keypoints.head import KeypointHead, find_points, fit
-from surefeat.keypoints.views import CutObjects, Views, ViewStore
+from surefeat.keypoints.views import CutObjects, ObjectViews, ViewStore
 from surefeat.measure.fewshot_data import FewShotData, cut_sets, load_sets, some_objects
 from surefeat.measure.results import write_result
 from surefeat.measure.rows import Row, build_row
@@ -152,11 +152,11 @@ class Rounds:
         """Spent on the features of the test objects."""
 
     @cached_property
-    def test(self) -> Views:
+    def test(self) -> ObjectViews:
         """One view of every test object, its own box."""
         start, objects = time.perf_counter(), self.data.test.objects
         numbers = torch.arange(len(objects))
-        views = Views(
+        views = ObjectViews(
             objects, numbers, objects.boxes, torch.zeros_like(numbers, dtype=torch.bool),
             features=self.features, size=self.config.size,
         )  # fmt: skip

@@ -73,7 +73,7 @@ def some_objects(
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SplitPart:
     """One side of a split, N objects."""
 
     objects: CutObjects
@@ -95,8 +95,8 @@ class FewShotData:
 
     split: str
     classes: tuple[str, ...]
-    train: Part
-    test: Part
+    train: SplitPart
+    test: SplitPart
     fingerprint: str
     """Of names, boxes and keypoints of all objects."""
     seconds: float
@@ -135,13 +135,13 @@ def _cut(
     device: torch.device,
     workers: int,
     quiet: bool,
-) -> Part:
+) -> SplitPart:
     objects = cut_objects(
         labelled, size=size, jitter=jitter, device=device, workers=workers, quiet=quiet
     )
     names = {name: n for n, name in enumerate(dict.fromkeys(one.name for one in labelled.objects))}
     photo = torch.tensor([names[one.name] for one in labelled.objects])
-    return Part(objects, torch.tensor([one.category for one in labelled.objects]), photo)
+    return SplitPart(objects, torch.tensor([one.category for one in labelled.objects]), photo)
 
 
 def _fingerprint(train: KeypointSet, test: KeypointSet) -> str:
