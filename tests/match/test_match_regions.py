@@ -12,6 +12,7 @@ from torch import Tensor
 
 from surefeat.core.geometry import Frame
 from surefeat.match import regions
+from surefeat.match.dense import match_dense
 from surefeat.match.regions import match_regions
 from surefeat.model.features import Features, Pooling
 
@@ -195,3 +196,27 @@ def test_dense_matches_by_regions_follow_shifted_boxes() -> None:
     assert found.score[20, 45].item() == pytest.approx(0.4)
     assert found.score[0, 0].item() == 0
     torch.testing.assert_close(found.confidence, torch.full((48, 64), 2.0))
+
+
+def test_dense_matches_reach_the_whole_of_an_image_of_another_shape_and_no_further() -> None:
+    """A wide image onto a tall one and back: the far corner is matched with the far corner."""
+
+    def picture(size: tuple[int, int]) -> Features:
+        rows, columns = size[0] // 8, size[1] // 8
+        axes = torch.linspace(-1, 1, rows), torch.linspace(-1, 1, columns)
+        waves = [wave(k * a) for a in torch.meshgrid(*axes, indexing="ij") for k in (1.0, 2.0)
+                 for wave in (torch.sin, torch.cos)]  # fmt: skip
+        place = torch.stack(waves)
+        unit = F.normalize(place, dim=0)
+        return Features(unit, torch.ones(rows, columns), unit, Frame(size, size), 8)
+
+    wide, tall = picture((48, 96)), picture((96, 48))
+    for first, second in ((wide, tall), (tall, wide)):
+        dense = match_dense(first, second, voting=False)
+        height, width = second.frame.original
+        assert dense.points1.shape == (*first.frame.original, 2)
+        assert dense.points1.amin() >= 0
+        assert (dense.points1 <= torch.tensor([width - 1.0, height - 1.0])).all()
+        torch.testing.assert_close(
+            dense.points1[-1, -1], torch.tensor([width - 1.0, height - 1.0]), atol=3, rtol=0
+        )

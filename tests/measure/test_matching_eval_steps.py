@@ -76,7 +76,7 @@ def test_each_route_by_regions_is_its_public_functions_one_after_the_other(
             *(store[key] for key in case.keys), *boxes, pooling=pooling, lower_weight=lower_weight
         )
         guide = resize(material.pictures[case.keys[0]][None], size=(coarse.side, coarse.side))[0]
-        field = dense_from_regions(
+        field, _ = dense_from_regions(
             matches.boxes0, matches.boxes1, matches.score, guide, size1=(coarse.side, coarse.side),
             discount=discount,
         )  # fmt: skip

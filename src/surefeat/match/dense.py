@@ -1,9 +1,7 @@
-"""Matched regions -> a dense field -> warped images and moved points, boxes and masks.
+"""Dense matching, by nearest neighbour or through regions: a target for every pixel of image 0.
 
 Convention: a field (H0, W0, 2) holds for every pixel p of image 0 the displacement v(p) = (vx, vy)
 in pixels: p of image 0 corresponds to p + v(p) in image 1.
-
-Dense matching, by nearest neighbour or through regions: a target for every pixel of image 0.
 """
 
 from __future__ import annotations
@@ -21,167 +19,13 @@ from surefeat.match.search import Voting, even_grid, find, join, prepare_pair, v
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
 
+PIXELS_PER_QUERY = 4
+"""Network pixels between the points that are matched; between them the field is interpolated."""
+
 DISCOUNT = 0.05
 """Power of a region's size that flow divides scores by; on 57 PF-PASCAL val pairs it took PCK@0.1
 of the trained ResNet-50 from 66.8 to 73.0 (0.1: 72.0, 0.03: 71.7; by the match's margin: 71.8).
 0 is as printed in Proposal Flow and the paper."""
-
-
-def flow_from_regions(
-    boxes0: Tensor,
-    boxes1: Tensor,
-    scores: Tensor,
-    *,
-    size0: tuple[int, int],
-    size1: tuple[int, int],
-    discount: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Regions (N, 4), their matches (N, 4), (N,) -> field (H0, W0, 2), confidence (H0, W0).
-
-    By falling score, every pixel not yet assigned takes the linear map box -> box, rounded and
-    clamped to image 1. Of the pixels that land on one target only the most confident stays (of one
-    box: the first, row by row); the others, and those in no box, have confidence 0 and field 0.
-    Regions with score <= 0 are left out.
-    discount: regions go by falling score / (share of the image)^discount. Maxima over a large
-    region are much alike everywhere, so that its score is high for nothing.
-    Convention: inclusive boxes; a box owns the pixels whose centres lie within its outer edges.
-    """
-    (height, width), device = size0, boxes0.device
-    share = (boxes0[:, 2:] - boxes0[:, :2] + 1).prod(1) / (height * width)
-    order = torch.argsort(scores / share**discount, descending=True, stable=True)
-    order = order[scores[order] > 0]
-    boxes0, boxes1, scores = boxes0[order].double(), boxes1[order].double(), scores[order]
-    rank = _first_owner(boxes0, size=size0)
-    covered = rank < len(order)
-    if not covered.any():
-        empty = torch.zeros(height, width, device=device)
-        return torch.zeros(height, width, 2, device=device), empty
-    source = torch.nonzero(covered)
-    pixels, owner = source.flip(-1).double(), rank[covered]
-    low0, low1 = boxes0[owner, :2] - 0.5, boxes1[owner, :2] - 0.5
-    scale = (boxes1[owner, 2:] + 0.5 - low1) / (boxes0[owner, 2:] + 0.5 - low0)
-    top = torch.tensor([size1[1] - 1, size1[0] - 1], dtype=torch.float64, device=device)
-    moved = torch.minimum(((pixels - low0) * scale + low1).round().clamp_min(0), top)
-    kept = _most_confident(moved.long(), owner, width=size1[1], count=size1[0] * size1[1])
-    field = torch.zeros(height, width, 2, device=device)
-    confidence = torch.zeros(height, width, device=device)
-    field[source[kept, 0], source[kept, 1]] = (moved - pixels)[kept].float()
-    confidence[source[kept, 0], source[kept, 1]] = scores[owner[kept]].float()
-    return field, confidence
-
-
-def dense_from_regions(
-    boxes0: Tensor,
-    boxes1: Tensor,
-    scores: Tensor,
-    image0: Tensor,
-    *,
-    size1: tuple[int, int],
-    discount: float = 0.0,
-    settings: SDSettings = DEFAULTS,
-) -> Tensor:
-    """Regions, their matches and image 0 (3, H0, W0) uint8 -> field (H0, W0, 2), nothing masked."""
-    size0 = (image0.shape[-2], image0.shape[-1])
-    field, confidence = flow_from_regions(
-        boxes0, boxes1, scores, size0=size0, size1=size1, discount=discount
-    )
-    smooth = sd_filter(field.permute(2, 0, 1), confidence > 0, image0, settings=settings)
-    return smooth.permute(1, 2, 0)
-
-
-def warp_image(image1: Tensor, field: Tensor) -> Tensor:
-    """Image 1 (C, H1, W1) seen in image 0's frame: its values at p + v(p), (C, H0, W0).
-
-    Convention: bilinear, beyond the border the border value; the type is kept, integers rounded.
-    """
-    height, width = field.shape[:2]
-    targets = (_pixels(field) + field).reshape(1, -1, 2)
-    read = sample(image1.unsqueeze(0).to(field.dtype), targets)[0].T.reshape(-1, height, width)
-    return read if image1.is_floating_point() else read.round().to(image1.dtype)
-
-
-def transfer_points(field: Tensor, points: Tensor) -> Tensor:
-    """Points (N, 2) of image 0 -> (N, 2) of image 1: p goes to p + v(round(p))."""
-    height, width = field.shape[:2]
-    cells = points.round().long()
-    return points + field[cells[:, 1].clamp(0, height - 1), cells[:, 0].clamp(0, width - 1)]
-
-
-def transfer_boxes(field: Tensor, boxes: Tensor) -> Tensor:
-    """Boxes (N, 4) of image 0 -> (N, 4) of image 1, inclusive, by all the pixels inside.
-
-    Each axis takes the least-squares scale and shift of its displaced pixels: exact if the field
-    maps boxes linearly, and calm where single pixels stray. A scale is at least 0.01.
-    """
-    moved = boxes.clone()
-    ranges = _pixel_ranges(boxes, size=(field.shape[0], field.shape[1]))
-    for i, (x1, y1, x2, y2) in enumerate(ranges):
-        inside = field[y1 : y2 + 1, x1 : x2 + 1]
-        for axis, start in ((0, x1), (1, y1)):
-            shift = inside[..., axis].mean(axis)
-            places = torch.arange(start, start + len(shift), device=field.device) + 0.0
-            middle = places.mean()
-            spread = (places - middle).square().sum().clamp_min(1e-9)
-            slope = ((places - middle) * (shift - shift.mean())).sum() / spread
-            scale, centre = (1 + slope).clamp_min(0.01), middle + shift.mean()
-            low = (boxes[i, axis] - 0.5 - middle) * scale + centre
-            high = (boxes[i, axis + 2] + 0.5 - middle) * scale + centre
-            moved[i, axis], moved[i, axis + 2] = low + 0.5, high - 0.5
-    return moved
-
-
-def transfer_mask(field: Tensor, mask: Tensor, *, size1: tuple[int, int], reach: int = 5) -> Tensor:
-    """Mask (H0, W0) bool of image 0 -> (H1, W1) bool of image 1.
-
-    A pixel is set if most of the pixels that land within a window of `reach` x `reach` (odd, px)
-    around it are: the window bridges the gaps of a field that magnifies up to `reach` times.
-    """
-    targets = (_pixels(field) + field).round().long().reshape(-1, 2)
-    within = ((targets >= 0) & (targets < targets.new_tensor([size1[1], size1[0]]))).all(-1)
-    cells = targets[within, 1] * size1[1] + targets[within, 0]
-    votes = torch.stack([mask.reshape(-1)[within].float(), torch.ones_like(cells).float()])
-    counts = votes.new_zeros(2, size1[0] * size1[1]).index_add_(1, cells, votes)
-    sums = F.avg_pool2d(counts.view(2, 1, *size1), reach, stride=1, padding=reach // 2)
-    return sums[0, 0] > sums[1, 0] / 2
-
-
-def _pixels(field: Tensor) -> Tensor:
-    """Pixel positions (H, W, 2) of a field."""
-    ys, xs = torch.meshgrid(
-        *(torch.arange(n, device=field.device) for n in field.shape[:2]), indexing="ij"
-    )
-    return torch.stack([xs, ys], dim=-1).to(field.dtype)
-
-
-def _pixel_ranges(boxes: Tensor, *, size: tuple[int, int]) -> list[list[int]]:
-    """First and last pixel of each box, inside the image; at least one pixel where they overlap."""
-    top = torch.tensor([size[1], size[0]], dtype=torch.float64) - 1
-    edges = boxes.detach().cpu().double()
-    low, high = (edges[:, :2] - 0.5).ceil(), (edges[:, 2:] + 0.5).ceil() - 1
-    ranges = torch.cat([torch.minimum(low.clamp_min(0), top), torch.minimum(high, top)], dim=1)
-    return [[int(v) for v in row] for row in ranges.tolist()]
-
-
-def _first_owner(boxes: Tensor, *, size: tuple[int, int]) -> Tensor:
-    """(H, W): the first of the boxes (N, 4) that holds each pixel, N where none does."""
-    owner = torch.full(size, len(boxes), dtype=torch.long)
-    # Painted from the last to the first, so that the first box on a pixel is what stays.
-    for i, (x1, y1, x2, y2) in reversed(list(enumerate(_pixel_ranges(boxes, size=size)))):
-        owner[max(y1, 0) : max(y2 + 1, 0), max(x1, 0) : max(x2 + 1, 0)] = i
-    return owner.to(boxes.device)
-
-
-def _most_confident(targets: Tensor, owner: Tensor, *, width: int, count: int) -> Tensor:
-    """(P,) bool: of the pixels on one target (P, 2), the one with the lowest owner, then index."""
-    cells = targets[:, 1] * width + targets[:, 0]
-    rank = owner * len(owner) + torch.arange(len(owner), device=owner.device)
-    best = rank.new_full((count,), torch.iinfo(torch.long).max)
-    best.scatter_reduce_(0, cells, rank, reduce="amin")
-    return best[cells] == rank
-
-
-PIXELS_PER_QUERY = 4
-"""Network pixels between the points that are matched; between them the field is interpolated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,8 +99,7 @@ def match_dense_by_regions(
     if tuple(image0.shape[-2:]) != size0:
         raise ValueError(f"image0 is {tuple(image0.shape)}, its features are of {size0}")
     regions = (matches.boxes0.cpu(), matches.boxes1.cpu(), matches.score.cpu())
-    field, score = flow_from_regions(*regions, size0=size0, size1=size1, discount=discount)
-    field = sd_filter(field.permute(2, 0, 1), score > 0, image0.cpu()).permute(1, 2, 0)
+    field, score = dense_from_regions(*regions, image0.cpu(), size1=size1, discount=discount)
     places = cell_centres(size=size0, stride=1.0)
     top = torch.tensor([size1[1] - 1, size1[0] - 1])
     points1 = (places + field.reshape(-1, 2)).clamp_min(0).minimum(top)
@@ -269,3 +112,116 @@ def _same_place(points: Tensor, features0: Features, features1: Features) -> Ten
     """Original pixels (N, 2) of image 0 -> those at the same relative place of image 1."""
     size0, size1 = (points.new_tensor(f.frame.original).flip(0) for f in (features0, features1))
     return (points + 0.5) * (size1 / size0) - 0.5
+
+
+def flow_from_regions(
+    boxes0: Tensor,
+    boxes1: Tensor,
+    scores: Tensor,
+    *,
+    size0: tuple[int, int],
+    size1: tuple[int, int],
+    discount: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Regions (N, 4), their matches (N, 4), (N,) -> field (H0, W0, 2), confidence (H0, W0).
+
+    By falling score, every pixel not yet assigned takes the linear map box -> box, rounded and
+    clamped to image 1. Of the pixels that land on one target only the most confident stays (of one
+    box: the first, row by row); the others, and those in no box, have confidence 0 and field 0.
+    Regions with score <= 0 are left out.
+    discount: regions go by falling score / (share of the image)^discount. Maxima over a large
+    region are much alike everywhere, so that its score is high for nothing.
+    Convention: inclusive boxes; a box owns the pixels whose centres lie within its outer edges.
+    """
+    (height, width), device = size0, boxes0.device
+    share = (boxes0[:, 2:] - boxes0[:, :2] + 1).prod(1) / (height * width)
+    order = torch.argsort(scores / share**discount, descending=True, stable=True)
+    order = order[scores[order] > 0]
+    boxes0, boxes1, scores = boxes0[order].double(), boxes1[order].double(), scores[order]
+    rank = _first_owner(boxes0, size=size0)
+    covered = rank < len(order)
+    if not covered.any():
+        empty = torch.zeros(height, width, device=device)
+        return torch.zeros(height, width, 2, device=device), empty
+    source = torch.nonzero(covered)
+    pixels, owner = source.flip(-1).double(), rank[covered]
+    low0, low1 = boxes0[owner, :2] - 0.5, boxes1[owner, :2] - 0.5
+    scale = (boxes1[owner, 2:] + 0.5 - low1) / (boxes0[owner, 2:] + 0.5 - low0)
+    top = torch.tensor([size1[1] - 1, size1[0] - 1], dtype=torch.float64, device=device)
+    moved = torch.minimum(((pixels - low0) * scale + low1).round().clamp_min(0), top)
+    kept = _most_confident(moved.long(), owner, width=size1[1], count=size1[0] * size1[1])
+    field = torch.zeros(height, width, 2, device=device)
+    confidence = torch.zeros(height, width, device=device)
+    field[source[kept, 0], source[kept, 1]] = (moved - pixels)[kept].float()
+    confidence[source[kept, 0], source[kept, 1]] = scores[owner[kept]].float()
+    return field, confidence
+
+
+def dense_from_regions(
+    boxes0: Tensor,
+    boxes1: Tensor,
+    scores: Tensor,
+    image0: Tensor,
+    *,
+    size1: tuple[int, int],
+    discount: float = 0.0,
+    settings: SDSettings = DEFAULTS,
+) -> tuple[Tensor, Tensor]:
+    """flow_from_regions along the edges of image 0 (3, H0, W0) uint8: the field has no holes.
+
+    The confidence (H0, W0) still is 0 where the filter filled one.
+    """
+    size0 = (image0.shape[-2], image0.shape[-1])
+    field, confidence = flow_from_regions(
+        boxes0, boxes1, scores, size0=size0, size1=size1, discount=discount
+    )
+    smooth = sd_filter(field.permute(2, 0, 1), confidence > 0, image0, settings=settings)
+    return smooth.permute(1, 2, 0), confidence
+
+
+def _first_owner(boxes: Tensor, *, size: tuple[int, int]) -> Tensor:
+    """(H, W): the first of the boxes (N, 4) that holds each pixel, N where none does."""
+    edges = boxes.detach().cpu().double()
+    first = (edges[:, :2] - 0.5).ceil().clamp_min(0)
+    end = (edges[:, 2:] + 0.5).ceil().clamp_min(0)
+    owner = torch.full(size, len(boxes), dtype=torch.long)
+    # Painted from the last to the first, so that the first box on a pixel is what stays.
+    ranges = torch.cat([first, end], dim=1).long().tolist()
+    for i, (x1, y1, x2, y2) in reversed(list(enumerate(ranges))):
+        owner[y1:y2, x1:x2] = i
+    return owner.to(boxes.device)
+
+
+def _most_confident(targets: Tensor, owner: Tensor, *, width: int, count: int) -> Tensor:
+    """(P,) bool: of the pixels on one target (P, 2), the one with the lowest owner, then index."""
+    cells = targets[:, 1] * width + targets[:, 0]
+    rank = owner * len(owner) + torch.arange(len(owner), device=owner.device)
+    best = rank.new_full((count,), torch.iinfo(torch.long).max)
+    best.scatter_reduce_(0, cells, rank, reduce="amin")
+    return best[cells] == rank
+
+
+def warp_image(image1: Tensor, field: Tensor) -> Tensor:
+    """Image 1 (C, H1, W1) seen in image 0's frame: its values at p + v(p), (C, H0, W0).
+
+    Convention: bilinear, beyond the border the border value; the type is kept, integers rounded.
+    """
+    height, width = field.shape[:2]
+    targets = (_pixels(field) + field).reshape(1, -1, 2)
+    read = sample(image1.unsqueeze(0).to(field.dtype), targets)[0].T.reshape(-1, height, width)
+    return read if image1.is_floating_point() else read.round().to(image1.dtype)
+
+
+def transfer_points(field: Tensor, points: Tensor) -> Tensor:
+    """Points (N, 2) of image 0 -> (N, 2) of image 1: p goes to p + v(round(p))."""
+    height, width = field.shape[:2]
+    cells = points.round().long()
+    return points + field[cells[:, 1].clamp(0, height - 1), cells[:, 0].clamp(0, width - 1)]
+
+
+def _pixels(field: Tensor) -> Tensor:
+    """Pixel positions (H, W, 2) of a field."""
+    ys, xs = torch.meshgrid(
+        *(torch.arange(n, device=field.device) for n in field.shape[:2]), indexing="ij"
+    )
+    return torch.stack([xs, ys], dim=-1).to(field.dtype)
