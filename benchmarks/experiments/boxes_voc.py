@@ -30,8 +30,8 @@ from surefeat.boxes.run import fit_boxes, usable_photos
 from surefeat.boxes.select import Candidate, Selection, score_photos, select, to_coco, to_csv
 from surefeat.core.files import choose_device, environment, file_hash, write_json, write_text
 from surefeat.data.coco import write_annotations
+from surefeat.data.keypoints import PASCAL3D_CLASSES as CLASSES
 from surefeat.data.labels import LabelledImages, PhotoLabels, find_labels
-from surefeat.data.pascal3d import CLASSES
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import make_proposals, read_proposals
 

@@ -25,7 +25,7 @@ from recipe_variants import ROWS, VARIANTS, WAYS
 
 from surefeat.core.files import choose_device, environment, from_dict, to_dict, write_json
 from surefeat.data.benchmarks import load_benchmark
-from surefeat.data.pascal3d import CLASSES
+from surefeat.data.keypoints import PASCAL3D_CLASSES as CLASSES
 from surefeat.learn.config import Config, preset
 from surefeat.learn.pretrain import pretrain
 from surefeat.match.search import Voting

@@ -25,8 +25,7 @@ import torch
 from surefeat.core.files import environment, file_hash, write_json
 from surefeat.core.geometry import into_box, out_of_box
 from surefeat.data.drawn import write_folder
-from surefeat.data.keypoints import KeypointSet, read_coco
-from surefeat.data.pascal3d import load_pascal3d
+from surefeat.data.keypoints import KeypointSet, load_pascal3d, read_coco
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.measure.fewshot_data import held_out

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from surefeat.data.pascal3d import CLASSES, load_pascal3d
+from surefeat.data.keypoints import PASCAL3D_CLASSES as CLASSES
+from surefeat.data.keypoints import load_pascal3d
 
 LISTS = Path("PASCAL/VOCdevkit/VOC2012/ImageSets/Main")
 

@@ -70,7 +70,7 @@ def evaluate_fewshot(
 ) -> list[Path]:
     """Measure rows (see measure.rows) on few-shot keypoints; their result files.
 
-    data: a folder in one of the layouts of data.pascal3d, its photos under `images`. `classes` and
+    data: a folder in one of the layouts of data.keypoints, its photos under `images`. `classes` and
     `objects` (per class) make a trial smaller; the split's name says so. Objects are cut out of
     their photos once for all rows. Interrupted, it continues when called again with the same
     settings.

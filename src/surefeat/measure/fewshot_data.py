@@ -14,8 +14,7 @@ from pathlib import Path, PurePath
 import torch
 from torch import Tensor
 
-from surefeat.data.keypoints import KeypointSet, Labelled
-from surefeat.data.pascal3d import load_pascal3d
+from surefeat.data.keypoints import KeypointSet, Labelled, load_pascal3d
 from surefeat.keypoints.config import Split
 from surefeat.keypoints.views import CutObjects, cut_objects
 
