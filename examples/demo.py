@@ -139,7 +139,10 @@ def real_photos() -> list[Section]:
         "objects, not for sub-pixel stereo."
     )
     print("real stereo pair:", text.split(";")[0] + ";", f"median error {error.median():.1f} px")
-    lines = viz.match_lines(left, right, matches.take(known), right=error < 0.02 * left.shape[1])
+    lines = viz.match_lines(
+        left, right, matches.take(known), right=error < 0.02 * left.shape[1],
+        label="Matches of the two photos: green within 2 % of the width of the true place.",
+    )  # fmt: skip
     maps = viz.confidence_map(features, [left, right])
     return [Section("A real photograph", text=text, figures=(lines, maps))]
 

@@ -23,7 +23,6 @@ from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.demo.parts import parts_tab
 from surefeat.demo.pictures import (
     Candidates,
-    ShownPhoto,
     candidates,
     confidence_maps,
     prepare_photo,
@@ -37,6 +36,7 @@ from surefeat.match.points import Matches, match_points
 from surefeat.model.config import model_folder
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import Reliability
+from surefeat.show.style import ShownPhoto
 
 try:
     import gradio as gr

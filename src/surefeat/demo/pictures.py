@@ -7,21 +7,21 @@ those; a photo's Frame leads back to its own pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from surefeat.core.geometry import Frame, cell_centres
-from surefeat.core.image import decode, read_bytes, resize
+from surefeat.core.image import decode, read_bytes
 from surefeat.match.dense import warp_image
 from surefeat.match.points import Matches
 from surefeat.match.search import PEAK_RADIUS, Voting, even_grid, prepare, vote
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
-from surefeat.show.style import GREY, MAP, PALETTE
+from surefeat.show.style import GREY, MAP, PALETTE, ShownPhoto, picture, shown_photo
 
 try:
     from matplotlib import colormaps
@@ -48,31 +48,13 @@ def read_upload(path: str, *, name: str, max_pixels: int) -> Tensor:
 
 def at_page_size(pixels: Tensor) -> tuple[Tensor, Frame]:
     """A photo (3, H, W) as the page shows it, and the Frame from its own pixels to those shown."""
-    original = (pixels.shape[1], pixels.shape[2])
-    scale = SHOWN / max(original)
-    shown = (max(1, round(original[0] * scale)), max(1, round(original[1] * scale)))
-    return resize(pixels, size=shown), Frame(original, shown)
-
-
-@dataclass(frozen=True, eq=False)
-class ShownPhoto:
-    """A photo as the page shows it, with its features."""
-
-    pixels: Tensor
-    """(3, h, w) uint8."""
-    features: Features
-    """Computed once; their original pixels are those of `pixels`."""
-    frame: Frame
-    """From the photo's own pixels (original) to those shown (network)."""
+    return picture(pixels, longest=SHOWN, enlarged=True)
 
 
 def prepare_photo(model: DenseFeatures, pixels: Tensor) -> ShownPhoto:
     """A photo (3, H, W) uint8 at the page's size, with its features."""
-    shown, frame = at_page_size(pixels)
     features = model.extract(pixels)[0].to("cpu")
-    # Seen in full and asked about in the pixels of the page.
-    features = replace(features, frame=Frame(frame.network, features.frame.network))
-    return ShownPhoto(shown, features, frame)
+    return shown_photo(pixels, features, longest=SHOWN, enlarged=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from surefeat.core.files import write_bytes, write_text
-from surefeat.core.geometry import Frame
 from surefeat.core.image import load
 from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import match_dense, match_dense_by_regions
@@ -22,12 +21,12 @@ from surefeat.match.proposals import propose
 from surefeat.match.regions import RegionMatches, match_regions
 from surefeat.match.search import Voting
 from surefeat.model.config import REGION_WEIGHTS
-from surefeat.model.features import Features, extract_scales
+from surefeat.model.features import extract_scales
 from surefeat.model.network import DenseFeatures
 from surefeat.show.features import confidence_map
 from surefeat.show.matches import match_lines, region_matches, warped
 from surefeat.show.page import Section, write_page
-from surefeat.show.style import picture
+from surefeat.show.style import ShownPhoto, shown_photo
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,7 +76,7 @@ def match_photos(
     matches = match_points(
         features0, features1, points, count=count, voting=voting, mutual=mutual and points is None
     )
-    seen0, seen1 = _at_page_size(photo0, features0), _at_page_size(photo1, features1)
+    seen0, seen1 = shown_photo(photo0, features0), shown_photo(photo1, features1)
     back = match_dense(seen1.features, seen0.features, voting=voting)
     lines = match_lines(photo0, photo1, matches)
     maps = confidence_map([features0, features1], [photo0, photo1])
@@ -96,25 +95,9 @@ def match_photos(
     return _write(Path(out), (Path(image0).name, Path(image1).name), matches, found, sections)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A photo as the page shows it: every pixel of a panorama would take minutes and gigabytes."""
-
-    pixels: Tensor
-    """(3, h, w) uint8."""
-    features: Features
-    """Asked in these pixels."""
-    frame: Frame
-    """Its network size is (h, w)."""
-
-
-def _at_page_size(photo: Tensor, features: Features) -> _Seen:
-    pixels, frame = picture(photo)
-    here = Frame(original=frame.network, network=features.frame.network)
-    return _Seen(pixels, replace(features, frame=here), frame)
-
-
-def _through_regions(seen0: _Seen, seen1: _Seen, boxes0: Tensor, boxes1: Tensor) -> Figure:
+def _through_regions(
+    seen0: ShownPhoto, seen1: ShownPhoto, boxes0: Tensor, boxes1: Tensor
+) -> Figure:
     """Photo A moved onto B by the best regions of A for those of B; boxes in original pixels."""
     boxes0, boxes1 = seen0.frame.boxes_to_network(boxes0), seen1.frame.boxes_to_network(boxes1)
     # A box of a few pixels may come out narrower than one: it keeps its middle.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -48,8 +49,8 @@ STYLE: Any = {
     "figure.constrained_layout.w_pad": 0.05,
 }  # fmt: skip
 
-# Longest side at which pictures are drawn, pixels: twice what a tile has on the page.
-_DRAWN = 512
+DRAWN = 512
+"""Longest side at which pictures are drawn, pixels: twice what a tile has on the page."""
 
 _LONGEST_TITLE = 24
 
@@ -111,13 +112,40 @@ def colour_bar(
     )
 
 
-def picture(image: ImageLike) -> tuple[Tensor, Frame]:
-    """Pixels (3, h, w) uint8 small enough to draw, and their Frame: its network size is (h, w)."""
+def picture(
+    image: ImageLike, *, longest: int = DRAWN, enlarged: bool = False
+) -> tuple[Tensor, Frame]:
+    """Pixels (3, h, w) uint8 as they are drawn, and their Frame: its network size is (h, w).
+
+    The longer side has `longest` pixels; a smaller image stays as it is unless it is `enlarged`.
+    """
     pixels = load(image).cpu()
     height, width = pixels.shape[1:]
-    scale = min(1.0, _DRAWN / max(height, width))
+    scale = longest / max(height, width)
+    scale = scale if enlarged else min(1.0, scale)
     drawn = (max(1, round(height * scale)), max(1, round(width * scale)))
     return resize(pixels, size=drawn), Frame((height, width), drawn)
+
+
+@dataclass(frozen=True, eq=False)
+class ShownPhoto:
+    """A photo as a page shows it: every pixel of a panorama would take minutes and gigabytes."""
+
+    pixels: Tensor
+    """(3, h, w) uint8."""
+    features: Features
+    """Of the whole photo, asked in these pixels."""
+    frame: Frame
+    """From the photo's own pixels (original) to those shown (network)."""
+
+
+def shown_photo(
+    image: ImageLike, features: Features, *, longest: int = DRAWN, enlarged: bool = False
+) -> ShownPhoto:
+    """A photo at the size of `picture`, with the features that were extracted from it."""
+    pixels, frame = picture(image, longest=longest, enlarged=enlarged)
+    asked = Frame(original=frame.network, network=features.frame.network)
+    return ShownPhoto(pixels, replace(features, frame=asked), frame)
 
 
 def show(axes: Axes, pixels: Tensor, frame: Frame) -> None:
