@@ -37,7 +37,6 @@ def test_every_room_is_known() -> None:
     assert {name.split(".")[0] for name in modules()} == set(ROOMS)
 
 
-@pytest.mark.xfail(reason="not there yet")
 def test_a_class_name_stands_for_one_class() -> None:
     assert not house.classes_defined_twice()
 

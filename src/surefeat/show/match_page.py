@@ -85,14 +85,14 @@ def match_photos(
         Section("Every pixel", figures=(warped(seen0.pixels, seen1.pixels, back),)),
         Section("Confidence", figures=(maps,)),
     ]
-    found = None
+    matched: RegionMatches | None = None
     if regions:
         boxes = [propose(photo, ProposalConfig(count=regions)) for photo in (photo0, photo1)]
-        found = match_regions(features0, features1, *boxes, lower_weight=REGION_WEIGHTS[1])
+        matched = match_regions(features0, features1, *boxes, lower_weight=REGION_WEIGHTS[1])
         moved = _through_regions(seen0, seen1, *boxes)
-        figures = (region_matches(photo0, photo1, found), moved)
+        figures = (region_matches(photo0, photo1, matched), moved)
         sections.insert(1, Section("Regions", text=_REGIONS, figures=figures))
-    return _write(Path(out), (Path(image0).name, Path(image1).name), matches, found, sections)
+    return _write(Path(out), (Path(image0).name, Path(image1).name), matches, matched, sections)
 
 
 def _through_regions(

@@ -101,8 +101,8 @@ def _examples(run: Run, images: Sequence[ImageLike]) -> list[Example]:
     """The first few images, decoded, with the names they are shown under."""
     left = run.folder / "examples"
     given: Sequence[ImageLike] = images or ([left] if left.is_dir() else [])
-    found = (example for image in given for example in _decoded(image))
-    named = ((name or f"image {i + 1}", pixels) for i, (name, pixels) in enumerate(found))
+    examples = (example for image in given for example in _decoded(image))
+    named = ((name or f"image {i + 1}", pixels) for i, (name, pixels) in enumerate(examples))
     return list(islice(named, _EXAMPLES))
 
 
@@ -194,8 +194,8 @@ def _looks(
         return sections
     model = DenseFeatures.from_pretrained(run.folder, device=device)
     names, images = [name for name, _ in examples], [pixels for _, pixels in examples]
-    found = model.extract(images)
-    features = [replace(each, name=name) for each, name in zip(found, names, strict=True)]
+    extracted = zip(model.extract(images), names, strict=True)
+    features = [replace(maps, name=name) for maps, name in extracted]
     sure = config.loss.kind == "probabilistic"
     if sure:
         maps = confidence_map(features, images)
@@ -249,7 +249,7 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return " to ".join(_shown(each) for each in value)
+        return " to ".join(map(_shown, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
