@@ -210,7 +210,7 @@ def draw_warp(figure: Figure, view0: Axes, source: Axes, view1: Axes) -> None:
 
 def show(axes: Axes, pixels: torch.Tensor, side: int) -> None:
     """A square picture whose pixel centres are integers."""
-    axes.imshow(pixels.permute(1, 2, 0), extent=(-0.5, side - 0.5, side - 0.5, -0.5))
+    axes.imshow(pixels.permute(1, 2, 0).numpy(), extent=(-0.5, side - 0.5, side - 0.5, -0.5))
     axes.set_axis_off()
 
 

@@ -59,7 +59,7 @@ COMMANDS = {
 
 def all_commands() -> Iterator[str]:
     """The names that `surefeat --help` and the help of its groups list."""
-    for command in get_args(_commands(["--help"])):
+    for command in get_args(_commands([])):
         kind, name = get_args(command)[0], get_args(command)[1].name
         hints = get_type_hints(kind, include_extras=True)
         groups = get_args(get_args(hints["what"])[0]) if "what" in hints else ()

@@ -294,3 +294,11 @@ def test_numbered_entries_are_said_in_words(capsys: pytest.CaptureFixture[str]) 
 def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--version"])
     assert capsys.readouterr().out == f"surefeat {surefeat.__version__}\n"
+
+
+def test_surefeat_alone_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([])
+    assert not end.value.code
+    said = capsys.readouterr().out
+    assert all(command in said for command in ("pretrain", "match", "keypoints", "evaluate"))

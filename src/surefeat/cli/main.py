@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -197,7 +198,7 @@ class Demo:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point of `surefeat`: errors are one line that names the fix, and exit code 2."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if argv == ["--version"]:
         print(f"surefeat {__version__}")
         return
@@ -219,7 +220,7 @@ def main(argv: list[str] | None = None) -> None:
 def _commands(argv: list[str]) -> Any:
     """The union of all commands; --preset is read first, since it sets other defaults."""
     name: Any = "ours"
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in pairwise([*argv, ""]):
         flag, joined, value = word.partition("=")
         value = value if joined else following
         if flag == "--preset" and value in get_args(Preset):
