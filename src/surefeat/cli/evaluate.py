@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, Suppress, arg, subcommand
 
 from surefeat.cli.output import say
 from surefeat.keypoints.config import PAPER, FewShot, KeypointConfig
+from surefeat.measure.protocol import MEASURES, SHIFTED, Measure
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,6 @@ class EvaluateFewShot:
         for score in (Score("pck", alpha=0.1, rule="bbox"), Score("pck area", rule="bbox")):
             print(f"{score}, mean of classes\n\n{markdown(round_table(results, score))}")
         print("written:", *paths)
-
-
-Measure = Literal[
-    "nearest", "voting", "wide-voting", "location", "regions", "flow", "small-first", "mean-flow"
-]  # fmt: skip
-
-_ALL: tuple[Measure, ...] = get_args(Measure)
 
 
 @dataclass(frozen=True)
@@ -166,11 +160,11 @@ class EvaluateMatching:
     """Proposals per image."""
     seed: int = 0
     """Of the proposals."""
-    measures: tuple[Measure, ...] = _ALL
+    measures: tuple[Measure, ...] = MEASURES
     """nearest, voting, wide-voting, location: keypoints by search; regions: PCR and mIoU; flow: the
     paper's keypoints, from region matches; small-first: the same with small regions first;
     mean-flow: the same from regions pooled by means."""
-    shifted: tuple[Measure, ...] = ("nearest", "voting", "wide-voting", "location", "regions")
+    shifted: tuple[Measure, ...] = SHIFTED
     """Those measured again with image 1 shifted."""
     side: int = 224
     """Square the images are resized to, pixels."""

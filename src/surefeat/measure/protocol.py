@@ -1,13 +1,17 @@
-"""What the measurement of semantic matching fixes, and what it is called."""
+"""What the measurement of semantic matching fixes, and what it is called.
+
+Imports nothing heavy: the command line's help reads it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from surefeat.match.config import ProposalConfig
-from surefeat.match.dense import DISCOUNT
-from surefeat.match.search import WIDE_VOTING, Voting
+
+if TYPE_CHECKING:
+    from surefeat.match.search import Voting
 
 Measure = Literal[
     "nearest", "voting", "wide-voting", "location", "regions", "flow", "small-first", "mean-flow"
@@ -42,6 +46,24 @@ class LocationBonus:
     """Standard deviation of the Gaussian, in sides of the square input; chosen likewise."""
 
 
+def _discount() -> float:
+    from surefeat.match.dense import DISCOUNT
+
+    return DISCOUNT
+
+
+def _voting() -> Voting:
+    from surefeat.match.search import Voting
+
+    return Voting()
+
+
+def _wide_voting() -> Voting:
+    from surefeat.match.search import WIDE_VOTING
+
+    return WIDE_VOTING
+
+
 @dataclass(frozen=True)
 class Protocol:
     """Settings of the evaluation; every result file prints them."""
@@ -62,13 +84,13 @@ class Protocol:
     pooled_cells: int = 28
     """Maps with fewer cells a side are upsampled to this for region pooling. Chosen on PF-PASCAL
     val: 14 cells snap boxes to 16 px and cost res4c 9.6 points of flow PCK@0.1 (55.1, not 64.7)."""
-    discount: float = DISCOUNT
+    discount: float = field(default_factory=_discount)
     """What small-first divides scores by: this power of a region's share of the image."""
     normalised: bool = True
     """Region descriptors have unit length; otherwise raw inner products are compared."""
     proposals: ProposalConfig = field(default_factory=ProposalConfig)
-    voting: Voting = field(default_factory=Voting)
-    wide: Voting = WIDE_VOTING
+    voting: Voting = field(default_factory=_voting)
+    wide: Voting = field(default_factory=_wide_voting)
     """Of wide-voting."""
     location: LocationBonus = field(default_factory=LocationBonus)
 
