@@ -1,17 +1,11 @@
-"""In which order to eliminate the pixels of a grid: geometric nested dissection (George 1973).
-
-The grid is cut in half by a line of pixels, recursively; a cut comes after both its sides. The
-order depends on the size alone, so it is planned once. surefeat.grid_solve carries it out.
-
-Dense fronts of the sparse factorisation in surefeat.grid_solve, compiled.
-
-Sparse Cholesky on a pixel grid, compiled: (diag(mask) + Laplacian) u = right-hand side.
+"""Sparse Cholesky on a pixel grid, compiled: (diag(mask) + Laplacian) u = right-hand side.
 
 A multifrontal factorisation in geometric nested-dissection order (George 1973): the grid is cut in
-half by a line of pixels, recursively; each part is eliminated as a small dense front whose rest is
-added to the front of the cut above it. Exact, so weights that span ten decades do no harm, and
-the order depends on the size alone, so it is planned once. numba is an optional extra;
-surefeat.static_dynamic has a slower solver in plain torch with the same answer.
+half by a line of pixels, recursively, and a cut comes after both its sides. Each part is eliminated
+as a small dense front whose rest is added to the front of the cut above it. Exact, so weights that
+span ten decades do no harm; the order depends on the size alone, so it is planned once. In this
+file: `solve`, then the plan, then what is compiled. numba is an optional extra; `sd_filter` has a
+slower way with the same answer.
 """
 
 from __future__ import annotations
@@ -29,8 +23,64 @@ Ints = NDArray[np.int64]
 
 Floats = NDArray[np.float64]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 LEAF = 12
 """Pixels in a part that is eliminated without another cut; 8, 16, 32: same time within 10 %."""
+
+PANEL = 32
+"""Rows eliminated at a time, so that they stay in the nearest cache."""
+
+NOTHING = np.empty(0)
+
+
+class System(NamedTuple):
+    """The matrix by pixel, all (H*W,), and its right-hand sides (H*W, T)."""
+
+    diagonal: Floats
+    east: Floats
+    south: Floats
+    targets: Floats
+    width: int
+
+
+def solve(
+    mask: Floats, right: Floats, down: Floats, targets: Floats, *, pool: Executor | None = None
+) -> Floats:
+    """Solve for u (T, H, W): mask * u + sum over neighbours of weight * (u - neighbour) = target.
+
+    mask (H, W) and targets (T, H, W); right (H, W - 1) and down (H - 1, W) are the weights to the
+    next pixel in x and y, all > 0; mask >= 0 and somewhere positive. One factorisation serves all;
+    given a pool, the two sides of the first cut are worked on there at the same time.
+    """
+    height, width = mask.shape
+    east, south = np.zeros((height, width)), np.zeros((height, width))
+    east[:, : width - 1], south[: height - 1] = right, down
+    diagonal = mask + east + south
+    diagonal[:, 1:] += right
+    diagonal[1:] += down
+    columns = np.ascontiguousarray(targets.reshape(len(targets), -1).T, dtype=np.float64)
+    system = System(diagonal.ravel(), east.ravel(), south.ravel(), columns, width)
+    plan = plan_grid(height, width)
+    last, many = len(plan.pivots) - 1, len(targets)
+    factor = np.empty(plan.kept[-1] + many * mask.size)
+    solution = np.zeros_like(columns)
+    parts = _halves(plan)
+    run = pool.map if pool else map
+    ends = (last, last + 1)
+
+    def factor_part(part: tuple[int, int]) -> Floats:
+        return _factor(plan, system, part[0], part[1], factor, NOTHING if part != ends else left)
+
+    def solve_part(part: tuple[int, int]) -> None:
+        _substitute(plan, factor, part[0], part[1], solution)
+
+    left = np.concatenate([NOTHING, *run(factor_part, parts)])
+    # The last cut runs on the pool too: its threads may be set up for this arithmetic.
+    list(run(factor_part, [ends]))
+    list(run(solve_part, [ends]))
+    list(run(solve_part, parts))
+    return solution.T.reshape(targets.shape)
 
 
 class Plan(NamedTuple):
@@ -110,7 +160,7 @@ def _dissect(
     return 1
 
 
-def halves(plan: Plan) -> list[tuple[int, int]]:
+def _halves(plan: Plan) -> list[tuple[int, int]]:
     """The runs of fronts below the last one that do not touch each other: none, one or two."""
     last = len(plan.pivots) - 1
     roots: list[int] = []
@@ -120,13 +170,7 @@ def halves(plan: Plan) -> list[tuple[int, int]]:
     return [(low, high + 1) for low, high in zip([0, *(r + 1 for r in roots)], roots, strict=False)]
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-PANEL = 32
-"""Rows eliminated at a time, so that they stay in the nearest cache."""
-
-
-def compiled(function: Function) -> Function:
+def _compiled(function: Function) -> Function:
     """numba's njit with the function's own type kept; contraction lets it use fused multiply-add.
 
     Reordered sums ("reassoc") were slower here: 57 instead of 37 ms at 224 x 224.
@@ -135,110 +179,7 @@ def compiled(function: Function) -> Function:
     return cast("Function", compiler(function))
 
 
-@compiled
-def eliminate(dense: Floats, own: int, length: int) -> None:
-    """Remove the first `own` rows: L D L^T on the upper triangle; targets are its last columns."""
-    for first in range(0, own, PANEL):
-        last = min(own, first + PANEL)
-        for a in range(first, last):
-            for b in range(a + 1, last):
-                share = dense[a, b] / dense[a, a]
-                for j in range(b, length):
-                    dense[b, j] -= share * dense[a, j]
-        _subtract(dense, first, last, length)
-
-
-@compiled
-def _subtract(dense: Floats, first: int, last: int, length: int) -> None:
-    """Rows last: of the front lose what rows first:last explain; four at a time saves passes.
-
-    Plain loops: BLAS splits such products over threads, which get in the way of our own.
-    """
-    size = dense.shape[0]
-    whole = first + (last - first) // 4 * 4
-    for k in range(first, whole, 4):
-        for i in range(last, size):
-            row, r0, r1 = dense[i, i:length], dense[k, i:length], dense[k + 1, i:length]
-            r2, r3 = dense[k + 2, i:length], dense[k + 3, i:length]
-            c0, c1 = r0[0] / dense[k, k], r1[0] / dense[k + 1, k + 1]
-            c2, c3 = r2[0] / dense[k + 2, k + 2], r3[0] / dense[k + 3, k + 3]
-            for j in range(row.size):
-                row[j] -= c0 * r0[j] + c1 * r1[j] + (c2 * r2[j] + c3 * r3[j])
-    for k in range(whole, last):
-        for i in range(last, size):
-            share = dense[k, i] / dense[k, k]
-            for j in range(i, length):
-                dense[i, j] -= share * dense[k, j]
-
-
-@compiled
-def dot(first: Floats, second: Floats) -> float:
-    """Four sums side by side: one alone waits for every addition to finish."""
-    a = b = c = d = 0.0
-    whole = first.size - first.size % 4
-    for j in range(0, whole, 4):
-        a += first[j] * second[j]
-        b += first[j + 1] * second[j + 1]
-        c += first[j + 2] * second[j + 2]
-        d += first[j + 3] * second[j + 3]
-    for j in range(whole, first.size):
-        a += first[j] * second[j]
-    return float(a + b + c + d)
-
-
-NOTHING = np.empty(0)
-
-
-class System(NamedTuple):
-    """The matrix by pixel, all (H*W,), and its right-hand sides (H*W, T)."""
-
-    diagonal: Floats
-    east: Floats
-    south: Floats
-    targets: Floats
-    width: int
-
-
-def solve(
-    mask: Floats, right: Floats, down: Floats, targets: Floats, *, pool: Executor | None = None
-) -> Floats:
-    """Solve for u (T, H, W): mask * u + sum over neighbours of weight * (u - neighbour) = target.
-
-    mask (H, W) and targets (T, H, W); right (H, W - 1) and down (H - 1, W) are the weights to the
-    next pixel in x and y, all > 0; mask >= 0 and somewhere positive. One factorisation serves all;
-    given a pool, the two sides of the first cut are worked on there at the same time.
-    """
-    height, width = mask.shape
-    east, south = np.zeros((height, width)), np.zeros((height, width))
-    east[:, : width - 1], south[: height - 1] = right, down
-    diagonal = mask + east + south
-    diagonal[:, 1:] += right
-    diagonal[1:] += down
-    columns = np.ascontiguousarray(targets.reshape(len(targets), -1).T, dtype=np.float64)
-    system = System(diagonal.ravel(), east.ravel(), south.ravel(), columns, width)
-    plan = plan_grid(height, width)
-    last, many = len(plan.pivots) - 1, len(targets)
-    factor = np.empty(plan.kept[-1] + many * mask.size)
-    solution = np.zeros_like(columns)
-    parts = halves(plan)
-    run = pool.map if pool else map
-    ends = (last, last + 1)
-
-    def factor_part(part: tuple[int, int]) -> Floats:
-        return _factor(plan, system, part[0], part[1], factor, NOTHING if part != ends else left)
-
-    def solve_part(part: tuple[int, int]) -> None:
-        _substitute(plan, factor, part[0], part[1], solution)
-
-    left = np.concatenate([NOTHING, *run(factor_part, parts)])
-    # The last cut runs on the pool too: its threads may be set up for this arithmetic.
-    list(run(factor_part, [ends]))
-    list(run(solve_part, [ends]))
-    list(run(solve_part, parts))
-    return solution.T.reshape(targets.shape)
-
-
-@compiled
+@_compiled
 def _factor(
     plan: Plan, system: System, begin: int, end: int, factor: Floats, waiting: Floats
 ) -> Floats:
@@ -264,7 +205,7 @@ def _factor(
             first, last = starts[stack[held]] + pivots[stack[held]], starts[stack[held] + 1]
             used -= (last - first) * (last - first + many)
             _add_rest(dense, size, plan.places[first:last], rests[used:], many)
-        eliminate(dense, own, size + many)
+        _eliminate(dense, own, size + many)
         block = _block(plan, factor, front, many)
         for i in range(own):
             block[i, i:] = dense[i, i:]
@@ -277,7 +218,7 @@ def _factor(
     return rests[:used]
 
 
-@compiled
+@_compiled
 def _block(plan: Plan, factor: Floats, front: int, many: int) -> Floats:
     """A front's eliminated rows in the factor: (own, size + many)."""
     own, size = plan.pivots[front], plan.starts[front + 1] - plan.starts[front]
@@ -286,7 +227,7 @@ def _block(plan: Plan, factor: Floats, front: int, many: int) -> Floats:
     return factor[begin : begin + own * (size + many)].reshape(own, size + many)
 
 
-@compiled
+@_compiled
 def _waiting_fronts(plan: Plan, begin: int, end: int) -> tuple[Ints, int]:
     """The fronts before `begin` whose rests no front before it has taken, and how many they are."""
     stack, held = np.empty(end, np.int64), 0
@@ -296,7 +237,7 @@ def _waiting_fronts(plan: Plan, begin: int, end: int) -> tuple[Ints, int]:
     return stack, held
 
 
-@compiled
+@_compiled
 def _stack_size(plan: Plan, begin: int, end: int, many: int) -> int:
     """The most numbers the fronts begin:end have on the stack of rests at one time."""
     stack = np.empty(end, np.int64)
@@ -312,7 +253,7 @@ def _stack_size(plan: Plan, begin: int, end: int, many: int) -> int:
     return most
 
 
-@compiled
+@_compiled
 def _assemble(dense: Floats, rows: Ints, own: int, place: Ints, system: System) -> None:
     """Add the matrix's entries that touch a pixel eliminated here; upper triangle, then targets.
 
@@ -342,7 +283,7 @@ def _assemble(dense: Floats, rows: Ints, own: int, place: Ints, system: System) 
         place[rows[i]] = -1
 
 
-@compiled
+@_compiled
 def _add_rest(dense: Floats, size: int, places: Ints, rests: Floats, many: int) -> None:
     """Add what a child left, (n, n + many) at the start of `rests`; places rise, by plan_grid."""
     count = places.size
@@ -354,7 +295,43 @@ def _add_rest(dense: Floats, size: int, places: Ints, rests: Floats, many: int) 
             row[size + t] += rest[count + t]
 
 
-@compiled
+@_compiled
+def _eliminate(dense: Floats, own: int, length: int) -> None:
+    """Remove the first `own` rows: L D L^T on the upper triangle; targets are its last columns."""
+    for first in range(0, own, PANEL):
+        last = min(own, first + PANEL)
+        for a in range(first, last):
+            for b in range(a + 1, last):
+                share = dense[a, b] / dense[a, a]
+                for j in range(b, length):
+                    dense[b, j] -= share * dense[a, j]
+        _subtract(dense, first, last, length)
+
+
+@_compiled
+def _subtract(dense: Floats, first: int, last: int, length: int) -> None:
+    """Rows last: of the front lose what rows first:last explain; four at a time saves passes.
+
+    Plain loops: BLAS splits such products over threads, which get in the way of our own.
+    """
+    size = dense.shape[0]
+    whole = first + (last - first) // 4 * 4
+    for k in range(first, whole, 4):
+        for i in range(last, size):
+            row, r0, r1 = dense[i, i:length], dense[k, i:length], dense[k + 1, i:length]
+            r2, r3 = dense[k + 2, i:length], dense[k + 3, i:length]
+            c0, c1 = r0[0] / dense[k, k], r1[0] / dense[k + 1, k + 1]
+            c2, c3 = r2[0] / dense[k + 2, k + 2], r3[0] / dense[k + 3, k + 3]
+            for j in range(row.size):
+                row[j] -= c0 * r0[j] + c1 * r1[j] + (c2 * r2[j] + c3 * r3[j])
+    for k in range(whole, last):
+        for i in range(last, size):
+            share = dense[k, i] / dense[k, k]
+            for j in range(i, length):
+                dense[i, j] -= share * dense[k, j]
+
+
+@_compiled
 def _substitute(plan: Plan, factor: Floats, begin: int, end: int, solution: Floats) -> None:
     """Back substitution, the fronts in reverse: every boundary is known before its front."""
     starts, pivots, many = plan.starts, plan.pivots, solution.shape[1]
@@ -367,6 +344,21 @@ def _substitute(plan: Plan, factor: Floats, begin: int, end: int, solution: Floa
             for j in range(own, size):
                 known[j] = solution[rows[j], t]
             for i in range(own - 1, -1, -1):
-                explained = dot(block[i, i + 1 : size], known[i + 1 : size])
+                explained = _dot(block[i, i + 1 : size], known[i + 1 : size])
                 known[i] = (block[i, size + t] - explained) / block[i, i]
                 solution[rows[i], t] = known[i]
+
+
+@_compiled
+def _dot(first: Floats, second: Floats) -> float:
+    """Four sums side by side: one alone waits for every addition to finish."""
+    a = b = c = d = 0.0
+    whole = first.size - first.size % 4
+    for j in range(0, whole, 4):
+        a += first[j] * second[j]
+        b += first[j + 1] * second[j + 1]
+        c += first[j + 2] * second[j + 2]
+        d += first[j + 3] * second[j + 3]
+    for j in range(whole, first.size):
+        a += first[j] * second[j]
+    return float(a + b + c + d)

@@ -139,15 +139,16 @@ def draw_trees(
 
 @_compiled
 def _tree_boxes(members: NDArray[np.bool_], boxes: Ints) -> Ints:
-    found = np.empty((members.shape[0], 4), np.int64)
+    """(count, 4): the box around the superpixels of each tree."""
+    hulls = np.empty((members.shape[0], 4), np.int64)
     for tree in range(members.shape[0]):
         x1, y1, x2, y2 = 1 << 30, 1 << 30, -1, -1
         for node in range(members.shape[1]):
             if members[tree, node]:
                 x1, y1 = min(x1, boxes[node, 0]), min(y1, boxes[node, 1])
                 x2, y2 = max(x2, boxes[node, 2]), max(y2, boxes[node, 3])
-        found[tree] = x1, y1, x2, y2
-    return found
+        hulls[tree] = x1, y1, x2, y2
+    return hulls
 
 
 @_compiled

@@ -1,6 +1,6 @@
-"""Features of one image: descriptors, confidence and the frame they live in.
+"""Features of one image: descriptors, confidence, the frame they live in; pooled over boxes.
 
-One image seen at several sizes, as one set of features whose scores are the mean of theirs.
+An image seen at several sizes becomes one set of features whose scores are the mean of theirs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefeat.core.files import write_tensors
+from surefeat.core.files import from_dict, to_dict, write_tensors
 from surefeat.core.geometry import Frame, clip_boxes, pixel_to_grid, sample
 from surefeat.core.image import ImageLike
 
@@ -123,7 +123,7 @@ class Features:
         }
         about = {"original": self.frame.original, "network": self.frame.network,
                  "stride": self.stride, "name": self.name,
-                 "reliability": self.reliability and self.reliability.to_dict()}  # fmt: skip
+                 "reliability": self.reliability and to_dict(self.reliability)}  # fmt: skip
         write_tensors(Path(path), tensors, {"format": _FORMAT, "about": json.dumps(about)})
 
     @staticmethod
@@ -143,7 +143,7 @@ class Features:
         about = json.loads(meta["about"])
         frame = Frame(tuple(about["original"]), tuple(about["network"]))
         known = about.get("reliability")
-        reliability = None if known is None else Reliability.from_dict(known)
+        reliability = None if known is None else from_dict(Reliability, known)
         rest = {"stride": about["stride"], "name": about["name"], "reliability": reliability}
         return Features(**tensors, frame=frame, **rest)
 
@@ -279,14 +279,14 @@ def join_scales(parts: Sequence[Features]) -> Features:
 
 def _side_by_side(maps: Sequence[Tensor]) -> Tensor:
     """Maps (C_i, h_i, w_i) -> (sum C_i, h, w), unit length along the channels."""
-    grown = torch.cat([F.normalize(each, dim=0) for each in _at_one_size(maps)])
+    grown = torch.cat([F.normalize(layer, dim=0) for layer in _at_one_size(maps)])
     return F.normalize(grown, dim=0)
 
 
 def _at_one_size(maps: Sequence[Tensor]) -> list[Tensor]:
     """Maps (C_i, h_i, w_i) at the size of the finest, bilinear."""
-    height, width = max(each.shape[-2:] for each in maps)
+    height, width = max(layer.shape[-2:] for layer in maps)
     return [
-        F.interpolate(each[None], size=(height, width), mode="bilinear", align_corners=False)[0]
-        for each in maps
+        F.interpolate(layer[None], size=(height, width), mode="bilinear", align_corners=False)[0]
+        for layer in maps
     ]

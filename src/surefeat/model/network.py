@@ -151,7 +151,7 @@ class DenseFeatures(nn.Module):
             raise ValueError(f"longest_side {side} is too small; use at least {2 * self.stride}")
         if batch < 1:
             raise ValueError(f"batch is {batch}; use at least 1")
-        found: dict[int, Features] = {}
+        done: dict[int, Features] = {}
         waiting: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
         for index, image in enumerate(_each_image(images)):
             pixels, frame = prepare(image, longest_side=side, multiple=self.stride)
@@ -159,10 +159,10 @@ class DenseFeatures(nn.Module):
             group = waiting.setdefault(frame.network, [])
             group.append((index, pixels, frame, name))
             if len(group) == batch:
-                found.update(self._extract_group(waiting.pop(frame.network)))
+                done.update(self._extract_group(waiting.pop(frame.network)))
         for group in waiting.values():
-            found.update(self._extract_group(group))
-        return [found[index] for index in sorted(found)]
+            done.update(self._extract_group(group))
+        return [done[index] for index in sorted(done)]
 
     def _extract_group(
         self, group: list[tuple[int, Tensor, Frame, str]]

@@ -7,14 +7,13 @@ of the two places. It is fitted on pairs with known answers: benchmarks/experime
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from surefeat.core.files import write_json
+from surefeat.core.files import from_dict, to_dict, write_json
 
 # Below this 1/sigma the closed form of the log-normaliser loses digits and its series takes over.
 _SERIES = 1e-3
@@ -98,20 +97,9 @@ class Reliability:
         """Whether it speaks of inputs of this (height, width): from its least side to its most."""
         return bool(self.sides) and min(self.sides) <= max(network) <= max(self.sides)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> Reliability:
-        """Inverse of to_dict, from JSON."""
-        rows = {k: tuple(map(float, values[k])) for k in ("weights", "mean", "scale")}
-        sides = tuple(map(int, values.get("sides", ())))
-        return Reliability(**{**values, **rows, "sides": sides})
-
     def save(self, folder: str | Path) -> None:
         """Write reliability.json into a model folder, whole or not at all."""
-        write_json(Path(folder) / FILE, {"format": _FORMAT, **self.to_dict()})
+        write_json(Path(folder) / FILE, {"format": _FORMAT, **to_dict(self)})
 
     @staticmethod
     def load(folder: str | Path) -> Reliability | None:
@@ -119,15 +107,15 @@ class Reliability:
         path = Path(folder) / FILE
         if not path.is_file():
             return None
-        fault = f"{path} is not what Reliability.save writes; delete it or fit it again"
         try:
             values = json.loads(path.read_text())
-            known = {item.name for item in fields(Reliability)}
-            if values.pop("format", None) != _FORMAT or set(values) - known:
-                raise ValueError(fault)
-            return Reliability.from_dict(values)
-        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(fault) from error
+            if values.pop("format", None) != _FORMAT:
+                raise ValueError("another format")
+            known: Reliability = from_dict(Reliability, values)
+        except (AttributeError, TypeError, ValueError) as error:
+            fault = f"{path} is not what Reliability.save writes ({error})"
+            raise ValueError(f"{fault}; delete it or fit it again") from error
+        return known
 
 
 def signs(score: Tensor, margin: Tensor, round_trip: Tensor, confidence: Tensor) -> Tensor:
