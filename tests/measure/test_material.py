@@ -143,7 +143,7 @@ def test_a_wrong_request_is_refused(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("1.png", "gone.png", r"pairs\.csv, line \d+: .*gone\.png: cannot be read"),
+        ("1.png", "gone.png", r"pairs\.csv, line \d+: .*gone\.png"),
         ("\n0.png,", "\n0.png,extra,", r"pairs\.csv, line 2"),
         ("car,", "car,99999;", r"pairs\.csv, line 2"),
         (
