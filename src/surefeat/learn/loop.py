@@ -171,7 +171,8 @@ def refuse_bad(job: Job, values: Values) -> None:
         state = "" if finite else "not "
         reason = f"the loss is {values['loss']:.3g}, weights are {state}finite; {job.advice}"
     if reason:
-        kept = [path.name for path in job.run.checkpoints()]
+        # Another machine's processes may see no folder of the run.
+        kept = [path.name for path in job.run.checkpoints()] or ["not here"]
         raise TrainingStoppedError(f"{reason}; the last good checkpoint is {kept[-1]}")
 
 
@@ -282,7 +283,7 @@ class Reporter:
     def __init__(
         self, run: Run, steps: int, *, shown: Sequence[str], quiet: bool, tensorboard: bool = False
     ) -> None:
-        self.bar, self.shown = tqdm(total=steps, desc="training", disable=quiet), shown
+        self.bar, self.shown = tqdm(total=steps, desc="training", unit="step", disable=quiet), shown
         self.writer: Any = None
         if tensorboard:
             try:
