@@ -85,6 +85,7 @@ def pretrain(
     keep: str | Path | None = None,
     categories: tuple[str, ...] | None = None,
     context: float = CONTEXT,
+    min_side: int = 32,
     resume: bool = False,
     overfit: int = 0,
     device: str | torch.device | None = None,
@@ -94,7 +95,7 @@ def pretrain(
     """Learn features and confidence from a folder, a list, tar shards or a COCO json.
 
     out: the run folder. init: `imagenet` (downloaded), a file, or `none`. images, crop, keep,
-    categories, context: as for data.sources.find_images.
+    categories, context, min_side: as for data.sources.find_images.
     resume: continue the run in `out` exactly, with its own settings (but `steps` may change).
     overfit: learn this many images by heart, with the same views at every step.
     Under torchrun the batch is shared by all processes.
@@ -104,8 +105,9 @@ def pretrain(
     part, device = join_processes(device)
     quiet = quiet or part.rank > 0
     items = find_images(
-        source, images=images, crop=crop, keep=keep, categories=categories, context=context
-    )
+        source, images=images, crop=crop, keep=keep, categories=categories, context=context,
+        min_side=min_side,
+    )  # fmt: skip
     run = _open_run(Path(out), config, steps=steps, resume=resume, part=part, device=device)
     config = run.settings(Config)
     # The weights first: a wrong name of theirs is said before many images are decoded.
