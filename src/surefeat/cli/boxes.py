@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg, subcommand
 
 from surefeat.boxes.config import BoxesConfig, SelectConfig
-from surefeat.cli.output import say, say_not_drawn
+from surefeat.cli.output import Device, Json, say, say_not_drawn
 from surefeat.match.config import ProposalConfig
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ class BoxesFit:
     """Proposals, made or added to where it lacks images; by default in the run folder."""
     resume: bool = False
     """Continue the run in --out exactly, with its own settings."""
-    device: str | None = None
-    """cuda, cpu, mps; by default the best there is."""
-    json: bool = False
-    """Print the result as JSON."""
+    device: Device = None
+    json: Json = False
     photos: OmitArgPrefixes[LabelledPhotos] = field(default_factory=LabelledPhotos)
     config: Annotated[BoxesConfig, arg(name="")] = field(default_factory=BoxesConfig)
 
@@ -93,10 +91,8 @@ class BoxesPredict:
     fitting."""
     sheet: int = 36
     """Boxes on the contact sheet; 0 for none."""
-    device: str | None = None
-    """cuda, cpu, mps; by default the best there is."""
-    json: bool = False
-    """Print the result as JSON."""
+    device: Device = None
+    json: Json = False
     photos: OmitArgPrefixes[LabelledPhotos] = field(default_factory=LabelledPhotos)
     select: SelectConfig = field(default_factory=SelectConfig)
 
@@ -133,8 +129,7 @@ class BoxesPropose:
     """File to write or add to."""
     workers: int = 2
     """Threads."""
-    json: bool = False
-    """Print the result as JSON."""
+    json: Json = False
     photos: OmitArgPrefixes[LabelledPhotos] = field(default_factory=LabelledPhotos)
     proposals: ProposalConfig = field(default_factory=ProposalConfig)
 

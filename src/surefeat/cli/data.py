@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg, subcommand
 
-from surefeat.cli.output import say
+from surefeat.cli.output import Json, Model, say
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class DataSynthetic:
     """Side of an image, pixels."""
     seed: int = 0
     """Another seed, other instances."""
-    json: bool = False
-    """Print the result as JSON."""
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.data.drawn import write_folder
@@ -43,8 +42,7 @@ class DataGet:
     """Of the benchmark; its folder is called so too."""
     out: Path = Path("data")
     """Folder that holds data sets."""
-    json: bool = False
-    """Print the result as JSON."""
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.data.fetch import get
@@ -67,8 +65,7 @@ class DataShow:
     """Which pairs."""
     count: int = 6
     """How many, spread evenly over the list."""
-    json: bool = False
-    """Print the result as JSON."""
+    json: Json = False
 
     def run(self) -> None:
         from io import BytesIO
@@ -115,12 +112,10 @@ class Export:
 
     path: Positional[Path]
     """File to write; its extension decides."""
-    model: str | None = None
-    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    model: Model = None
     detector: Path | None = None
     """Folder of a keypoint detector fitted on that model: it is written with it, as ONNX."""
-    json: bool = False
-    """Print the result as JSON."""
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.exporting import export, export_detector

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, Suppress, arg, subcommand
 
-from surefeat.cli.output import say
+from surefeat.cli.output import Device, Json, Model, say
 from surefeat.keypoints.config import PAPER, FewShot, KeypointConfig
 from surefeat.measure.protocol import MEASURES, SHIFTED, Measure
 
@@ -47,8 +47,7 @@ class EvaluateFewShot:
     views, of which there are many. Instead of the settings above."""
     out: Path = Path("results/pascal3d")
     """Folder for pascal3d-SPLIT-ROW.json, and cache/ for what can be continued."""
-    device: str | None = None
-    """cuda, cpu, mps; by default the best there is."""
+    device: Device = None
     workers: int = 16
     """Threads that decode photos."""
     json: bool = False
@@ -87,16 +86,13 @@ class EvaluateSelf:
 
     source: Positional[Path]
     """Folder, list, tar shards or COCO json."""
-    model: str | None = None
-    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    model: Model = None
     count: int = 64
     """Images to check on, drawn at random."""
     seed: int = 1
     """Of the images and warps."""
-    device: str | None = None
-    """cuda, cpu, mps; by default the best there is."""
-    json: bool = False
-    """Print the result as JSON."""
+    device: Device = None
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.learn.selfcheck import check_folder
@@ -111,16 +107,14 @@ class EvaluateSelf:
 class EvaluateParts:
     """Part matching across new instances of the synthetic categories, and confidence on objects."""
 
-    model: str | None = None
-    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    model: Model = None
     count: int = 64
     """Instances drawn."""
     size: int = 112
     """Side of an instance, pixels."""
     seed: int = 2024
     """Of the instances: not one that was trained on."""
-    json: bool = False
-    """Print the result as JSON."""
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.data.drawn import draw_many
@@ -172,8 +166,7 @@ class EvaluateMatching:
     """Sides at which the network sees that square; with several, their scores add up."""
     pairs: int | None = None
     """Only so many, spread over the list, for a quick look; the split's name says so."""
-    device: str | None = None
-    """cuda, cpu, mps; by default the best there is."""
+    device: Device = None
     json: bool = False
     """Print the metrics as JSON."""
 
@@ -236,8 +229,7 @@ class EvaluateTables:
     """Folder with result files."""
     out: Path = Path("results/tables")
     """Folder for results.md, the figures and index.html."""
-    json: bool = False
-    """Print the result as JSON."""
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.show.results import write_results

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg, subcommand
 
-from surefeat.cli.output import say
+from surefeat.cli.output import Device, Json, say
 from surefeat.keypoints.config import KeypointConfig
 
 if TYPE_CHECKING:
@@ -33,10 +33,8 @@ class KeypointsFit:
     """Learn only these categories; by default all that have labels."""
     model: str | None = None
     """With the features: model or run folder, or a shipped model: resnet50 (default), vgg16."""
-    device: str | None = None
-    """cuda, cpu, mps; by default the best there is."""
-    json: bool = False
-    """Print the result as JSON."""
+    device: Device = None
+    json: Json = False
     seed: int = 0
     """Determines everything drawn, on one machine."""
     config: Annotated[KeypointConfig, arg(name="")] = field(default_factory=KeypointConfig)
@@ -87,8 +85,7 @@ class KeypointsPredict:
     """Draw every photo with its keypoints."""
     model: str | None = None
     """The model it was fitted with: folder, or a shipped model: resnet50 (default), vgg16."""
-    device: str | None = None
-    """cuda, cpu, mps; by default the best there is."""
+    device: Device = None
     json: bool = False
     """Print the keypoints as JSON instead of a summary."""
 

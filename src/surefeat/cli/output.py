@@ -1,11 +1,21 @@
-"""What commands print: a result for a script or for a person, and what could not be drawn."""
+"""What commands share: options with one meaning, and how a result is said or printed as JSON."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from tyro.conf import arg
+
+Device = Annotated[str | None, arg(help="cuda, cpu, mps; by default the best there is.")]
+
+Json = Annotated[bool, arg(help="Print the result as JSON.")]
+
+Model = Annotated[
+    str | None, arg(help="Model or run folder, or a shipped model: resnet50 (default), vgg16.")
+]
 
 
 def say(result: Mapping[str, Any], *, to_script: bool, words: str | None = None) -> None:
