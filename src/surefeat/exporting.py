@@ -131,7 +131,9 @@ def export(model: DenseFeatures, path: str | Path, *, format: Format | None = No
     )  # fmt: skip
     examples = [_images(cells, stride) for cells in _CHECKED]
     if kind == "pt2":
-        data = _pt2(program, metadata(model))
+        buffer = io.BytesIO()
+        torch.export.save(program, buffer, extra_files={ABOUT: json.dumps(metadata(model))})
+        data = buffer.getvalue()
         return _write(path, "pt2", data, extractor, _run_pt2(data), examples)
     data = _onnx(program, _MODEL_SIZES, metadata(model))
     return _write(path, "onnx", data, extractor, _run_onnx(data), examples)
@@ -180,15 +182,8 @@ def _trace(
     try:
         return torch.export.export(module, (example,), dynamic_shapes=shapes)
     except Exception as error:  # torch has dozens of kinds for what it cannot trace
-        reason = str(error).strip().split("\n")[0]
-        fix = "resnet50, vgg16 and small can be"
-        raise ValueError(f"{name} cannot be exported ({reason}); {fix}") from error
-
-
-def _pt2(program: torch.export.ExportedProgram, about: dict[str, str]) -> bytes:
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={ABOUT: json.dumps(about)})
-    return buffer.getvalue()
+        what = f"{name} cannot be exported ({str(error).strip().splitlines()[0]})"
+        raise ValueError(f"{what}; resnet50, vgg16 and small can be") from error
 
 
 def _onnx(
@@ -272,5 +267,6 @@ def _difference(mine: Outputs, other: Outputs) -> float:
 
 
 def _images(cells: tuple[int, int, int], stride: int) -> Tensor:
-    shape = (cells[0], 3, stride * cells[1], stride * cells[2])
+    batch, rows, columns = cells
+    shape = (batch, 3, stride * rows, stride * columns)
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
