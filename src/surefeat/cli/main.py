@@ -90,7 +90,7 @@ class Extract:
     out: Path
     """Folder for the feature files."""
     model: str | None = None
-    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16, or hub:OWNER/NAME."""
     side: int | None = None
     """Longest side at which images are seen, network pixels."""
     batch: int = 16
@@ -156,7 +156,7 @@ class Match:
     wide: bool = False
     """Votes reach further: for two objects of one kind. Matches then have no probability."""
     model: str | None = None
-    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16, or hub:OWNER/NAME."""
     side: tuple[int, ...] = ()
     """Longest side at which photos are seen, network pixels; of several the scores add up."""
     device: str | None = None
@@ -186,7 +186,7 @@ class Demo:
     """A web page on this machine: drop two photos, click a point, see its match."""
 
     model: str | None = None
-    """Model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    """Model or run folder, or a shipped model: resnet50 (default), vgg16, or hub:OWNER/NAME."""
     port: int = 7860
     """Local port."""
 

@@ -14,7 +14,10 @@ Device = Annotated[str | None, arg(help="cuda, cpu, mps; by default the best the
 Json = Annotated[bool, arg(help="Print the result as JSON.")]
 
 Model = Annotated[
-    str | None, arg(help="Model or run folder, or a shipped model: resnet50 (default), vgg16.")
+    str | None,
+    arg(
+        help="Model or run folder, or a shipped model: resnet50 (default), vgg16, or hub:OWNER/NAME."
+    ),
 ]
 
 
