@@ -16,7 +16,7 @@ Json = Annotated[bool, arg(help="Print the result as JSON.")]
 Model = Annotated[
     str | None,
     arg(
-        help="Model or run folder, or a shipped model: resnet50 (default), vgg16, or hub:OWNER/NAME."
+        help="Model or run folder, a shipped model (resnet50, the default; vgg16), hub:OWNER/NAME."
     ),
 ]
 
