@@ -100,7 +100,7 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def long_functions() -> list[str]:
-    lengths = [(name, node.name, 1 + node.end_lineno - node.lineno) for name, node in functions()]
+    lengths = [(name, f.name, 1 + (f.end_lineno or 0) - f.lineno) for name, f in functions()]
     return [f"{name}.{f}, {lines} lines" for name, f, lines in lengths if lines > LONG_FUNCTION]
 
 
@@ -111,6 +111,16 @@ def is_typed(node: ast.FunctionDef) -> bool:
     arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, *stars]
     named = [argument for argument in arguments if argument.arg not in ("self", "cls")]
     return node.returns is not None and all(argument.annotation for argument in named)
+
+
+def open_options() -> list[str]:
+    """Functions that take `**anything: Any`, which no type checker can look into."""
+    stars = [(name, node.name, node.args.kwarg) for name, node in functions()]
+    return [
+        f"{name}.{function}"
+        for name, function, star in stars
+        if star and star.annotation and ast.unparse(star.annotation) == "Any"
+    ]
 
 
 def sizes() -> dict[str, int]:
@@ -150,6 +160,7 @@ def main() -> None:
         "imports against the direction": against_direction(),
         "class names defined twice": classes_defined_twice(),
         f"functions over {LONG_FUNCTION} lines": long_functions(),
+        "functions that take **anything: Any": open_options(),
         "rooms whose __init__ is more than a line": long_room_files(),
     }.items():
         print(f"{title}: {len(wrong) or 'none'}")

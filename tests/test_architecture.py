@@ -48,6 +48,7 @@ def test_the_init_of_a_room_is_one_line() -> None:
 def test_functions_fit_a_screen_and_are_typed() -> None:
     assert not house.long_functions()
     assert all(house.is_typed(node) for _, node in house.functions())
+    assert not house.open_options()
 
 
 @pytest.mark.xfail(reason="not there yet")

@@ -48,8 +48,8 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"surefeat has no {name!r}; public names: {', '.join(__all__)}")
     module, attribute = _WHERE[name]
-    found = import_module(module)
-    return found if attribute is None else getattr(found, attribute)
+    loaded = import_module(module)
+    return loaded if attribute is None else getattr(loaded, attribute)
 
 
 def __dir__() -> list[str]:

@@ -137,11 +137,11 @@ def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
     drop = look | {"sources": ["upload", "clipboard"], "height": 440}
     still = look | {"interactive": False, "height": 300}
     with gr.Row():
-        images = _columns(_CAPTIONS, ("photo0", "photo1"), **drop)
+        images = _columns(_CAPTIONS, ("photo0", "photo1"), drop)
     said = gr.Markdown(elem_id="said")
     with gr.Row():
         trust = [f"**Confidence in {name}**: trust the bright places" for name in "AB"]
-        maps = _columns(trust, ("confidence0", "confidence1"), **still)
+        maps = _columns(trust, ("confidence0", "confidence1"), still)
         with gr.Column():
             gr.Markdown("**Dense warp**: one photo takes the other's shape")
             warp = gr.Image(elem_id="warped", **still)
@@ -167,7 +167,7 @@ def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
         control.input(_on_warp, [session, way, amount], [session, warp], **quiet)
 
 
-def _columns(captions: Sequence[str], names: Sequence[str], **look: Any) -> list[gr.Image]:
+def _columns(captions: Sequence[str], names: Sequence[str], look: dict[str, Any]) -> list[gr.Image]:
     """Pictures side by side, a line of text above each."""
     images = []
     for caption, name in zip(captions, names, strict=True):
