@@ -123,9 +123,7 @@ def points(benchmark: str) -> str:
         for rule in rules
         for alpha in alphas
     }
-    rule = RULES[benchmark]
-    wide = {f"{ROUTES['wide-voting']} {rule}@0.1": pck_score("wide-voting", rule)}
-    return matching_table(benchmark, columns | wide, control=True)
+    return matching_table(benchmark, columns, control=True)
 
 
 def by_regions(benchmark: str) -> str:

@@ -19,7 +19,6 @@ from surefeat.cli.output import say
 from surefeat.data.drawn import write_folder
 from surefeat.learn.config import Config, preset
 from surefeat.match.points import match_points
-from surefeat.match.search import WIDE_VOTING
 from surefeat.model.config import ModelConfig
 from surefeat.model.features import Features, extract_scales
 from surefeat.model.network import DenseFeatures
@@ -203,15 +202,14 @@ def test_wide_votes_and_several_sizes_reach_the_matches(
     points = torch.tensor([[20.0, 30.0], [40.0, 25.0], [11.0, 50.0]])
     given = " ".join(str(value) for value in points.flatten().tolist())
     command = f"match {first} {second} --model {model} --out {tmp_path} --json"
-    main([*f"{command} --side 64 96 --wide --points {given}".split()])
+    main([*f"{command} --side 64 96 --points {given}".split()])
     found = json.loads(capsys.readouterr().out)
     network = DenseFeatures.from_pretrained(model)
     features = extract_scales(network, [first, second], (64, 96))
-    expected = match_points(*features, points, voting=WIDE_VOTING).points1
+    expected = match_points(*features, points).points1
     assert torch.allclose(torch.tensor(found["points1"]), expected, atol=1e-3)
-    narrow = match_points(*features, points).points1
-    assert not torch.allclose(expected, narrow, atol=1e-3)
-    assert "leave out --no-voting" in _fails(f"{command} --wide --no-voting", capsys)
+    alone = match_points(*features, points, voting=False).points1
+    assert not torch.allclose(expected, alone, atol=1e-3)
 
 
 def test_other_files_where_a_model_is_wanted_are_one_line_errors(

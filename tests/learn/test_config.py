@@ -23,7 +23,8 @@ def test_the_paper_preset_has_the_printed_numbers() -> None:
     assert train.patience > 0
     warp = paper.warp
     assert (warp.rotation, warp.linear, warp.translation) == (30.0, 0.5, 0.5)
-    assert warp.zoom == (2 * 9 / 16, 2 * 9 / 16)
+    assert warp.zoom == (9 / 16, 9 / 16)
+    assert warp.mirrored == 0
     colour = paper.colour
     assert colour.brightness == pytest.approx(32 / 255)
     assert (colour.contrast, colour.saturation, colour.hue) == (0.5, 0.5, 36.0)
@@ -41,7 +42,7 @@ def test_the_default_is_ours() -> None:
     assert preset("small").model.trunk == "small"
 
 
-@pytest.mark.parametrize("name", ["ours", "paper", "small"])
+@pytest.mark.parametrize("name", ["ours", "one-way", "paper", "small"])
 def test_settings_survive_json(name: str) -> None:
     config = preset(name)  # type: ignore[arg-type]
     config = replace(config, warp=replace(config.warp, zoom=(0.25, 4.5), mirrored=0.5))
@@ -62,7 +63,7 @@ def test_an_unknown_setting_is_an_error_that_names_it() -> None:
 
 
 def test_an_unknown_preset_is_an_error() -> None:
-    with pytest.raises(ValueError, match="unknown preset 'big'; choose ours, paper or small"):
+    with pytest.raises(ValueError, match="unknown preset 'big'; choose ours, one-way"):
         preset("big")  # type: ignore[arg-type]
 
 

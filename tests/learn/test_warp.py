@@ -186,7 +186,7 @@ def test_no_change_is_drawn_half_of_the_time_each() -> None:
 
 def test_rotation_range_is_respected() -> None:
     draws = draw(500, points=10, generator=torch.Generator().manual_seed(5))
-    config = WarpConfig(linear=0.0, translation=0.0, zoom=(1.0, 1.0))
+    config = WarpConfig(linear=0.0, translation=0.0, zoom=(1.0, 1.0), mirrored=0.0)
     maps = view_maps(torch.full((500, 2), 100), draws, config)
     angle = torch.atan2(maps[..., 1, 0], maps[..., 0, 0]).abs() * 180 / math.pi
     assert angle.max() <= config.rotation + 1e-3
@@ -213,7 +213,7 @@ def test_mirroring_leaves_all_other_draws_alone() -> None:
     draws = draw(8, points=10, generator=torch.Generator().manual_seed(3))
     pixels = torch.rand(8, 3, 40, 40, generator=torch.Generator().manual_seed(4))
     sizes, still = torch.full((8, 2), 40), WarpConfig(size=32, rotation=0.0, linear=0.0)
-    still = replace(still, translation=0.0)
+    still = replace(still, translation=0.0, mirrored=0.0)
     plain = two_views(pixels, sizes, draws, still, ColourConfig())
     turned = two_views(pixels, sizes, draws, replace(still, mirrored=1.0), ColourConfig())
     assert torch.equal(plain.view0, turned.view0)

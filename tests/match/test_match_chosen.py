@@ -38,7 +38,7 @@ def test_an_image_matched_with_itself_stays_in_place() -> None:
     found = match_points(features, features, count=50)
     assert (found.points1 - found.points0).norm(dim=-1).max() < 4
     assert bool(found.mutual.all())
-    assert found.round_trip.max() < 4
+    assert found.round_trip.max() < 5
     assert torch.allclose(found.confidence, torch.full((50,), 2.0))
 
 

@@ -17,7 +17,7 @@ from surefeat.data.benchmarks import load_benchmark
 from surefeat.match.dense import dense_from_regions, transfer_points
 from surefeat.match.points import match_points
 from surefeat.match.regions import dense_products, match_regions, pool_layer, region_scores
-from surefeat.match.search import WIDE_VOTING, Voting, find, prepare
+from surefeat.match.search import find, prepare
 from surefeat.measure.matching import find_near, finer, measure, to_square
 from surefeat.measure.material import FeatureStore, Material, prepare_material
 from surefeat.measure.protocol import LocationBonus, Measure
@@ -167,21 +167,19 @@ def test_signs_that_know_right_from_wrong_rank_as_such(material: Material) -> No
     assert result["curves"]["miou"][:4] == pytest.approx([0.9, 0.6, 1.3 / 3, 1.3 / 3])
 
 
-@pytest.mark.parametrize("name", ["voting", "wide-voting"])
-def test_votes_are_those_of_public_matching(material: Material, model: Path, name: str) -> None:
-    """Each way of voting with its own settings."""
+@pytest.mark.parametrize("name", ["nearest", "voting"])
+def test_points_are_those_of_public_matching(material: Material, model: Path, name: str) -> None:
     row = build_row(f"mine={model}", init=(), device=CPU)
     store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
-    settings = {"voting": Voting(), "wide-voting": WIDE_VOTING}[name]
     moved = 0.0
     for case in material.cases[:4]:
         (record,) = measure([case], row, store, material.pictures, PROTOCOL)
         frames = [case.frame(PROTOCOL.side, i) for i in (0, 1)]
         points = frames[0].to_network(case.pair.common()[0])
-        found = match_points(*(store[key] for key in case.keys), points, voting=settings)
+        found = match_points(*(store[key] for key in case.keys), points, voting=name == "voting")
         expected = frames[1].to_original(found.points1)
         assert torch.allclose(torch.tensor(record[name]["points"]), expected, atol=2e-3)
-        other = "voting" if name == "wide-voting" else "wide-voting"
+        other = "voting" if name == "nearest" else "nearest"
         moved += float((torch.tensor(record[other]["points"]) - expected).norm(dim=1).max())
     assert moved > 1  # the two do not agree on everything
 

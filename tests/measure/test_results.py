@@ -109,8 +109,8 @@ def test_numbers_are_rounded_and_nan_becomes_null(tmp_path: Path) -> None:
     [
         ("voting pck@0.1 scnet", Score("pck", "voting", 0.1, "scnet")),
         ("pck@0.05 bbox, all per class", Score("pck", "", 0.05, "bbox", images="all")),
-        ("shifted wide-voting pck@0.15 bbox-kp per point",
-         Score("pck", "wide-voting", 0.15, "bbox-kp", shifted=True, per_point=True)),
+        ("shifted small-first pck@0.15 bbox-kp per point",
+         Score("pck", "small-first", 0.15, "bbox-kp", shifted=True, per_point=True)),
         ("mean position pck area bbox, 10 per class, sd over seeds",
          Score("pck area", "mean position", rule="bbox", images="10", spread=True)),
         ("shifted nearest auroc margin", Score("auroc", "nearest", sign="margin", shifted=True)),

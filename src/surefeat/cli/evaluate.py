@@ -155,7 +155,7 @@ class EvaluateMatching:
     seed: int = 0
     """Of the proposals."""
     measures: tuple[Measure, ...] = MEASURES
-    """nearest, voting, wide-voting, location: keypoints by search; regions: PCR and mIoU; flow: the
+    """nearest, voting, location: keypoints by search; regions: PCR and mIoU; flow: the
     paper's keypoints, from region matches; small-first: the same with small regions first;
     mean-flow: the same from regions pooled by means."""
     shifted: tuple[Measure, ...] = SHIFTED

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import tyro
 from tyro.conf import Positional, arg, subcommand
@@ -21,9 +21,7 @@ from surefeat.cli.data import Data, Export
 from surefeat.cli.evaluate import Evaluate
 from surefeat.cli.keypoints import Keypoints
 from surefeat.cli.output import say, say_aside, say_not_drawn
-from surefeat.learn.config import Config, preset
-
-Preset = Literal["ours", "paper", "small"]
+from surefeat.learn.config import Config, Preset, preset
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,8 @@ class Pretrain:
     out: Path
     """Run folder to create."""
     preset: Preset = "ours"
-    """ours: what worked best; paper: as printed; small: for a CPU. Sets the defaults below."""
+    """ours: what worked best; one-way: for things that always face one way; paper: as printed;
+    small: for a CPU. Sets the defaults below."""
     init: str = "imagenet"
     """Initial weights: imagenet (downloaded), none, or a file (safetensors, state dict)."""
     steps: int | None = None
@@ -152,9 +151,7 @@ class Match:
     mutual: bool = True
     """Keep only matches that lead back."""
     voting: bool = True
-    """Let neighbouring matches agree; the paper goes without."""
-    wide: bool = False
-    """Votes reach further: for two objects of one kind. Matches then have no probability."""
+    """Let neighbouring matches agree, whichever way things face; the paper goes without."""
     model: str | None = None
     """Model or run folder, or a shipped model: resnet50 (default), vgg16, or hub:OWNER/NAME."""
     side: tuple[int, ...] = ()
@@ -165,15 +162,12 @@ class Match:
     """Print the matches as JSON instead of a summary."""
 
     def run(self) -> None:
-        from surefeat.match.search import WIDE_VOTING
         from surefeat.show.match_page import match_photos
 
-        if self.wide and not self.voting:
-            raise ValueError("--wide is a kind of voting; leave out --no-voting")
         done = match_photos(
             self.image0, self.image1, out=self.out, points=self.points, count=self.count,
             regions=self.regions, mutual=self.mutual, model=self.model, sides=self.side,
-            voting=WIDE_VOTING if self.wide else self.voting, device=self.device,
+            voting=self.voting, device=self.device,
         )  # fmt: skip
         if self.json:
             print(done.matches.to_json())

@@ -79,9 +79,8 @@ def candidates(match: Matches, features0: Features, features1: Features) -> Cand
         prepare(f, descriptor_weight=own, lower_weight=below) for f in (features0, features1)
     )
     votes = vote(side0, side1, Voting())
-    h0, w0, high, wide = votes.histograms.shape
-    cells0 = side0.cells(match.points0, (h0, w0))
-    cells1 = side1.cells(side1.points, (high - h0 + 1, wide - w0 + 1))
+    cells0 = side0.cells(match.points0, votes.grid0)
+    cells1 = side1.cells(side1.points, votes.grid1)
     similarity = (side0.at(match.points0) @ side1.vectors.T)[0]
     score = similarity + votes.bonus(cells0, cells1)[0]
     radius = PEAK_RADIUS * max(features1.frame.original)

@@ -27,9 +27,8 @@ class WarpConfig:
     translation: float = 0.25
     """Largest shift either way, in half sides of the view; paper 0.5 [M]."""
     zoom: tuple[float, float] = (0.7, 1.3)
-    """Side of the view over that of the image, before the linear part; paper 9/8, which is 9/16 of
-    the mirror-padded image [M]."""
-    mirrored: float = 0.0
+    """Side of the view over that of the image, before the linear part; paper 9/16 [M]."""
+    mirrored: float = 0.2
     """Share of pairs whose second view is mirrored left to right against the first: things in
     photos face either way. The paper has none [M]."""
 
@@ -159,15 +158,24 @@ def check_numbers(config: Config) -> None:
         raise ValueError(f"--warp.mirrored is {config.warp.mirrored}, a share; use at most 1")
 
 
-def preset(name: Literal["ours", "paper", "small"]) -> Config:
-    """`ours`: what worked best; `paper`: as printed; `small`: for CPU, tests and the demo."""
+Preset = Literal["ours", "one-way", "paper", "small"]
+
+
+def preset(name: Preset) -> Config:
+    """`ours`: what worked best on any photos; `one-way`: the same without mirrored views and with
+    the paper's lower layer, for things that always face one way; `paper`: as printed; `small`: for
+    CPU, tests and the demo."""
     ours = Config()
     if name == "ours":
         return ours
+    if name == "one-way":
+        model = replace(ours.model, lower="res4c")
+        return replace(ours, model=model, warp=replace(ours.warp, mirrored=0.0))
     if name == "paper":
         wide = replace(
-            ours.warp, size=224, rotation=30.0, linear=0.5, translation=0.5, zoom=(9 / 8, 9 / 8)
-        )
+            ours.warp, size=224, rotation=30.0, linear=0.5, translation=0.5, zoom=(9 / 16, 9 / 16),
+            mirrored=0.0,
+        )  # fmt: skip
         printed = replace(
             ours.train,
             trained="all",
@@ -179,12 +187,13 @@ def preset(name: Literal["ours", "paper", "small"]) -> Config:
             steps=20_000,
         )
         loss, data = replace(ours.loss, ignore_radius=30.0), replace(ours.data, side=256)
-        return replace(ours, warp=wide, loss=loss, train=printed, data=data)
+        model = replace(ours.model, lower="res4c")
+        return replace(ours, model=model, warp=wide, loss=loss, train=printed, data=data)
     if name == "small":
         return replace(
             ours,
             model=replace(ours.model, trunk="small", channels=32, longest_side=128),
-            warp=replace(ours.warp, size=96),
+            warp=replace(ours.warp, size=96, mirrored=0.0),
             loss=replace(ours.loss, points=256, ignore_radius=12.0, sigma_warmup=200),
             train=replace(
                 ours.train,
@@ -200,4 +209,4 @@ def preset(name: Literal["ours", "paper", "small"]) -> Config:
             ),
             data=replace(ours.data, side=112),
         )
-    raise ValueError(f"unknown preset {name!r}; choose ours, paper or small")
+    raise ValueError(f"unknown preset {name!r}; choose ours, one-way, paper or small")

@@ -173,8 +173,8 @@ def match_points(
 
     Without points, up to `count` confident and distinctive places of image 0 are chosen, spread
     out; with `mutual`, of both images, so that exchanging the images exchanges the matches.
-    voting: let neighbours that move alike support each other; settings such as WIDE_VOTING instead
-    of True are taken, but give no probability (see voting.py).
+    voting: let neighbours that move alike support each other, whichever way the two things face;
+    other settings than the default (a Voting) are taken, but give no probability.
     descriptor_weight, lower_weight: shares of the two layers in the similarity.
     refine: place matches between the grid's places. mutual: keep only matches that lead back.
     reliability: gives each match its probability; by default the model's own, if it has one.

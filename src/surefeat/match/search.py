@@ -1,16 +1,13 @@
-"""Local offset voting: neighbours that move alike support each other.
-
-Every cell of image 0 spreads one vote over the cells of image 1 by its similarities; the votes are
-binned by offset; a point reads, for every target, how much the cells around it agree with the
-offset to that target. It is spatial regularisation: the paper's own comparison goes without it.
-
-Convention: each image is cut into voting cells, `grid` along its longer side; cell centres are
-integers and an offset is target cell minus source cell.
-
-The search below point and dense matching: the best place of a fine grid for each point.
+"""The search below all matching: the best place of a fine grid for each point, with votes.
 
 Convention: points are original pixels; a side's places are a grid of two per descriptor cell each
 way, row by row, spread evenly over the image.
+
+Voting: neighbours that move alike support each other. Every cell of image 0 votes for the cells of
+image 1 that it resembles; a point reads, for every target, how much of the votes around it agrees.
+What "alike" means depends on the pose: a thing may face the other way, lean or be larger, so each
+of a few poses (`POSES`) has its own votes, and the one that agrees most speaks. It is spatial
+regularisation: the paper's own comparison goes without it.
 """
 
 from __future__ import annotations
@@ -25,67 +22,102 @@ from surefeat.core.geometry import sample
 from surefeat.model.features import Features
 
 
+def _poses() -> tuple[tuple[float, float, float, float], ...]:
+    """Linear maps (xx, xy, yx, yy) from image 0 to image 1: as it is, then all the others."""
+    poses = []
+    for facing in (1.0, -1.0):
+        for angle in (0.0, math.radians(-20), math.radians(20)):
+            for scale in (1.0, 0.8, 1.25):
+                cos, sin = scale * math.cos(angle), scale * math.sin(angle)
+                poses.append((facing * cos, -sin, facing * sin, cos))
+    return tuple(poses)
+
+
+POSES = _poses()
+"""Either way round, upright or leaning by 20 degrees, as large, smaller or larger."""
+
+
 @dataclass(frozen=True)
 class Voting:
-    """Settings of the vote; chosen on validation pairs unless tagged [C], our choice."""
+    """Settings of the vote, chosen on PF-PASCAL's development pairs and birds together."""
 
-    grid: int = 28
+    grid: int = 14
     """Cells along the longer side of each image; the shorter side follows the aspect ratio."""
-    temperature: float = 0.05
-    """A cell's votes are softmax(similarity / temperature)."""
-    reach: float = 60 / 224
+    temperature: float = 0.015
+    """A pair of cells has softmax(similarity / temperature) over the one times over the other."""
+    reach: float = 0.35
     """Standard deviation of the Gaussian over source cells, in longer sides of image 0."""
-    blur: float = 1.0
-    """Standard deviation of the blur over offsets, in cells [C]."""
+    blur: float = 2.0
+    """Standard deviation of the blur over offsets, in cells."""
     weight: float = 0.4
     """Of log(H + floor) in the score."""
-    floor: float = 0.02
+    floor: float = 0.1
     """Added to H, whose maximum is 1: bounds what a lack of support can cost."""
+    turned: float = 0.9
+    """What votes for any other pose count beside those for the same pose."""
 
     def __post_init__(self) -> None:
         positive = {k: getattr(self, k) for k in ("grid", "temperature", "reach", "floor")}
         for name, value in positive.items():
             if not value > 0:
                 raise ValueError(f"voting: {name} must be above 0, not {value}")
-        if self.blur < 0:
-            raise ValueError(f"voting: blur must be 0 or more, not {self.blur}")
+        if self.blur < 0 or self.turned < 0:
+            raise ValueError("voting: blur and turned must be 0 or more")
 
 
-WIDE_VOTING = Voting(blur=3.0, weight=0.3)
-"""Chosen for trained features on 478 PF-PASCAL pairs, PCK@0.1; untrained ones lose by it (README).
-The probability of a match is fitted to the default."""
+@dataclass(frozen=True, eq=False)
+class PoseVotes:
+    """The votes of all cells of image 0, binned by where they lead under one pose."""
+
+    linear: Tensor
+    """(2, 2): the pose."""
+    first: Tensor
+    """(2,): the offset (x, y) of the first bin, in cells."""
+    histograms: Tensor
+    """(h0 * w0, By, Bx): per source cell its votes by offset, blurred."""
 
 
 @dataclass(frozen=True, eq=False)
 class Votes:
-    """The votes of all cells of image 0, ready to be read anywhere."""
+    """The votes of image 0 over image 1, ready to be read anywhere."""
 
-    histograms: Tensor
-    """(h0, w0, h0 + h1 - 1, w0 + w1 - 1): per source cell its votes by offset, blurred."""
+    grid0: tuple[int, int]
+    """Cells (rows, columns) of image 0."""
+    grid1: tuple[int, int]
     settings: Voting
+    poses: tuple[PoseVotes, ...]
 
-    def around(self, cells: Tensor) -> Tensor:
-        """Support for every offset at source places (N, 2), in cells -> (N, By, Bx), maximum 1."""
-        h0, w0 = self.histograms.shape[:2]
+    def support(self, cells: Tensor) -> Tensor:
+        """How far the cells around source places (N, 2) agree on each target: (N, h1, w1).
+
+        In cells of image 0; the best of the poses, scaled so that the maximum is 1.
+        """
         reach = self.settings.reach * self.settings.grid
+        h0, w0 = self.grid0
         x, y = (_gaussian(cells[:, i], size, reach) for i, size in enumerate((w0, h0)))
-        if len(cells) and bool((cells[:, 1] == cells[0, 1]).all()):
-            # One row of a grid: the Gaussian is separable, so the rows are added up only once.
-            summed = x @ (y[:1] @ self.histograms.flatten(1)).reshape(w0, -1)
-        else:
-            near = (y[:, :, None] * x[:, None]).flatten(1)
-            summed = near @ self.histograms.reshape(h0 * w0, -1)
-        top = summed.amax(1, keepdim=True).clamp_min(torch.finfo(summed.dtype).tiny)
-        return (summed / top).reshape(-1, *self.histograms.shape[2:])
+        near = (y[:, :, None] * x[:, None]).flatten(1)
+        source, targets = _centred(cells, self.grid0), _centred_cells(self.grid1, cells)
+        best = near.new_zeros(len(cells), len(targets))
+        for number, votes in enumerate(self.poses):
+            size = votes.histograms.shape[1:]
+            agreeing = (near @ votes.histograms.flatten(1)).reshape(-1, 1, *size)
+            offsets = targets - (source @ votes.linear.T)[:, None] - votes.first
+            # Beyond the outermost bin nobody has voted.
+            inside = ((offsets >= 0) & (offsets <= offsets.new_tensor(size).flip(0) - 1)).all(-1)
+            read = sample(agreeing, offsets)[..., 0] * inside
+            best = torch.maximum(best, read * (self.settings.turned if number else 1.0))
+        top = best.amax(1, keepdim=True).clamp_min(torch.finfo(best.dtype).tiny)
+        return (best / top).reshape(-1, *self.grid1)
 
     def bonus(self, cells0: Tensor, cells1: Tensor) -> Tensor:
         """What voting adds to the scores of source places (N, 2) with targets (T, 2) -> (N, T)."""
-        support = self.around(cells0)
-        h0, w0 = self.histograms.shape[:2]
-        zero = torch.tensor([w0 - 1, h0 - 1], device=cells0.device)
-        bins = cells1[None] - cells0[:, None] + zero
-        read = sample(support[:, None], bins)[..., 0]
+        read = sample(self.support(cells0)[:, None], cells1.expand(len(cells0), -1, -1))[..., 0]
         return self.settings.weight * (read + self.settings.floor).log()
+
+    @property
+    def widest(self) -> int:
+        """Numbers held for each point while it is read."""
+        return max(votes.histograms[0].numel() for votes in self.poses)
 
 
 def voting_grid(size: tuple[int, int], grid: int) -> tuple[int, int]:
@@ -97,18 +129,43 @@ def voting_grid(size: tuple[int, int], grid: int) -> tuple[int, int]:
 def collect(similarity: Tensor, settings: Voting) -> Votes:
     """Votes of image 0: similarity (h0, w0, h1, w1) of all its cells with all of image 1."""
     h0, w0, h1, w1 = similarity.shape
-    votes = (similarity.flatten(2) / settings.temperature).softmax(-1).reshape(-1, h1, w1)
-    device = similarity.device
-    high, wide = h0 + h1 - 1, w0 + w1 - 1
-    # The offset of target y from source s is y - s + (h0 - 1), which no two targets share.
-    rows = torch.arange(h1, device=device) - torch.arange(h0, device=device)[:, None] + h0 - 1
-    columns = torch.arange(w1, device=device) - torch.arange(w0, device=device)[:, None] + w0 - 1
-    bins = rows[:, None, :, None] * wide + columns[None, :, None, :]
-    binned = votes.new_zeros(h0 * w0, high * wide)
-    binned.scatter_(1, bins.reshape(h0 * w0, -1), votes.flatten(1))
+    scaled = similarity.reshape(h0 * w0, h1 * w1) / settings.temperature
+    votes = scaled.softmax(1) * scaled.softmax(0)
+    grids = ((h0, w0), (h1, w1))
+    poses = POSES if settings.turned else POSES[:1]
+    binned = (_binned(votes, pose, *grids, settings.blur) for pose in poses)
+    return Votes(*grids, settings, tuple(binned))
+
+
+def _binned(
+    votes: Tensor,
+    pose: tuple[float, float, float, float],
+    grid0: tuple[int, int],
+    grid1: tuple[int, int],
+    blur: float,
+) -> PoseVotes:
+    """Votes (h0 * w0, h1 * w1) by their offset: target minus where the pose takes the source."""
+    linear = votes.new_tensor(pose).reshape(2, 2)
+    cells0, cells1 = (_centred_cells(grid, votes) for grid in (grid0, grid1))
+    offsets = cells1 - (cells0 @ linear.T)[:, None]
+    first = offsets.flatten(0, 1).amin(0).floor()
+    bins = (offsets - first).round().long()
+    wide, high = (int(bins[..., i].max()) + 1 for i in (0, 1))
+    histograms = votes.new_zeros(len(votes), high * wide)
+    histograms.scatter_add_(1, bins[..., 1] * wide + bins[..., 0], votes)
     # Blurring each cell's votes is the same as blurring the sums that points take over them.
-    blurred = _blur(binned.reshape(-1, high, wide), settings.blur)
-    return Votes(blurred.reshape(h0, w0, high, wide), settings)
+    return PoseVotes(linear, first, _blur(histograms.reshape(-1, high, wide), blur))
+
+
+def _centred(cells: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Cells (..., 2) as x, y from the middle of a grid of (rows, columns)."""
+    return cells - cells.new_tensor([grid[1] - 1, grid[0] - 1]) / 2
+
+
+def _centred_cells(grid: tuple[int, int], like: Tensor) -> Tensor:
+    """(rows * columns, 2): all cells of a grid, row by row, from its middle."""
+    ys, xs = (torch.arange(n, device=like.device, dtype=like.dtype) for n in grid)
+    return _centred(torch.cartesian_prod(ys, xs).flip(-1).reshape(-1, 2), grid)
 
 
 def _gaussian(centre: Tensor, size: int, deviation: float) -> Tensor:
@@ -118,20 +175,14 @@ def _gaussian(centre: Tensor, size: int, deviation: float) -> Tensor:
 
 
 def _blur(maps: Tensor, deviation: float) -> Tensor:
-    """Gaussian blur of (B, h, w), zeros outside."""
+    """Gaussian blur of (B, h, w), zeros outside, peak 1: as products with banded matrices."""
     if deviation == 0:
         return maps
-    # As products with banded matrices, which for such small maps is far quicker than convolving.
-    down, across = (_blur_matrix(size, deviation, maps) for size in maps.shape[1:])
+    down, across = (
+        _gaussian(torch.arange(n, device=maps.device, dtype=maps.dtype), n, deviation)
+        for n in maps.shape[1:]
+    )
     return down @ (maps @ across)
-
-
-def _blur_matrix(size: int, deviation: float, like: Tensor) -> Tensor:
-    """(size, size) symmetric: row i holds a Gaussian around i, scaled as if it had no border."""
-    every = torch.arange(size, device=like.device, dtype=like.dtype)
-    reach = math.ceil(6 * deviation)
-    whole = _gaussian(every.new_tensor([float(reach)]), 2 * reach + 1, deviation).sum()
-    return _gaussian(every, size, deviation) / whole
 
 
 PEAK_RADIUS = 30 / 224
@@ -270,7 +321,7 @@ def find(
     margin: bool = False,
 ) -> Peaks:
     """The best place of image 1 for points0 (N, 2) of image 0, original pixels."""
-    widest = max(len(side1.points), votes.histograms[0, 0].numel() if votes else 0)
+    widest = max(len(side1.points), votes.widest if votes else 0)
     step = max(1, _CHUNK // widest)
     chunks = torch.split(points0, step) if len(points0) else (points0,)
     parts = [_find_chunk(side0, side1, part, votes, refine, margin) for part in chunks]
@@ -288,10 +339,8 @@ def _find_chunk(
     similarity = side0.at(points0) @ side1.vectors.T
     total = similarity
     if votes is not None:
-        h0, w0, high, wide = votes.histograms.shape
-        grid1 = (high - h0 + 1, wide - w0 + 1)
-        cells0, cells1 = side0.cells(points0, (h0, w0)), side1.cells(side1.points, grid1)
-        total = similarity + votes.bonus(cells0, cells1)
+        cells0 = side0.cells(points0, votes.grid0)
+        total = similarity + votes.bonus(cells0, side1.cells(side1.points, votes.grid1))
     best, index = total.max(1)
     surface = total.reshape(-1, *side1.size)
     places = side1.points[index]

@@ -85,7 +85,7 @@ def _measure_points(
         "variant": case.variant,
         "identity": {"points": _rounded(same, POINT_DIGITS)},
     }
-    votes = {"nearest": None, "voting": protocol.voting, "wide-voting": protocol.wide}
+    votes = {"nearest": None, "voting": protocol.voting}
     if not {*votes, "location"} & set(case.measures):
         return record
     weights = {"descriptor_weight": row.descriptor_weight, "lower_weight": row.lower_weight}

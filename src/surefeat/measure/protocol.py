@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from surefeat.match.search import Voting
 
 Measure = Literal[
-    "nearest", "voting", "wide-voting", "location", "regions", "flow", "small-first", "mean-flow"
+    "nearest", "voting", "location", "regions", "flow", "small-first", "mean-flow"
 ]  # fmt: skip
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
-"""nearest: keypoints by nearest neighbour; voting: with local offset voting; wide-voting: with
-votes spread over offsets further apart; location: nearest neighbour with a bonus for the same
-place, a control; regions: PCR and mIoU; flow: keypoints by the paper's route, region matches ->
-dense flow -> SD filter; small-first: the same, but small regions go before large ones of about the
-same score; mean-flow: as flow, but regions are pooled by means, not maxima."""
+"""nearest: keypoints by nearest neighbour; voting: neighbours that move alike support each other,
+the default of all matching; location: nearest neighbour with a bonus for the same place, a control;
+regions: PCR and mIoU; flow: keypoints by the paper's route, region matches -> dense flow -> SD
+filter; small-first: the same, but small regions go before large ones of about the same score;
+mean-flow: as flow, but regions are pooled by means, not maxima."""
 
 POINT_MEASURES: tuple[Measure, ...] = (
-    "flow", "mean-flow", "small-first", "nearest", "voting", "wide-voting", "location",
+    "flow", "mean-flow", "small-first", "nearest", "voting", "location",
 )  # fmt: skip
 
 REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "small-first", "mean-flow")
 """Those that need proposals."""
 
-SHIFTED: tuple[Measure, ...] = ("nearest", "voting", "wide-voting", "location", "regions")
+SHIFTED: tuple[Measure, ...] = ("nearest", "voting", "location", "regions")
 """Measured with image 1 shifted, if nothing else is asked for."""
 
 
@@ -56,12 +56,6 @@ def _voting() -> Voting:
     from surefeat.match.search import Voting
 
     return Voting()
-
-
-def _wide_voting() -> Voting:
-    from surefeat.match.search import WIDE_VOTING
-
-    return WIDE_VOTING
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,6 @@ class Protocol:
     """Region descriptors have unit length; otherwise raw inner products are compared."""
     proposals: ProposalConfig = field(default_factory=ProposalConfig)
     voting: Voting = field(default_factory=_voting)
-    wide: Voting = field(default_factory=_wide_voting)
-    """Of wide-voting."""
     location: LocationBonus = field(default_factory=LocationBonus)
 
     @property

@@ -43,7 +43,7 @@ TITLES = {
 """Rows as tables and figures call them, in their order; others by their own names."""
 
 ROUTES = {
-    "voting": "voting", "wide-voting": "wide voting", "nearest": "nearest neighbour",
+    "voting": "voting", "nearest": "nearest neighbour",
     "small-first": "small regions first", "mean-flow": "regions by means",
     "flow": "regions, flow", "location": "location (control)",
 }  # fmt: skip

@@ -29,15 +29,16 @@ class ModelConfig:
     sigma_floor: float = 1e-2
     """Added to softplus: the smallest uncertainty [C]."""
     lower: str = "auto"
-    """Lower layer that matching adds to the descriptors: auto is res4c for ResNet-50, pool4 for
-    either VGG16 [P], conv4 for small, the last but one of a timm network [C]."""
+    """Lower layer that matching adds to the descriptors: auto is res4e for ResNet-50 [M]
+    (the paper: res4c), pool4 for either VGG16 [P], conv4 for small, the last but one of a timm
+    network [C]."""
     longest_side: int = 320
     """Images are resized to this for extraction, pixels [C]."""
 
 
-POINT_WEIGHTS = (0.5, 1.0)
-"""What descriptors and lower layer count where single places are compared; chosen on PF-PASCAL
-development pairs."""
+POINT_WEIGHTS = (0.7, 1.0)
+"""What descriptors and lower layer count where single places are compared; chosen on PF-PASCAL's
+development pairs and birds together."""
 
 REGION_WEIGHTS = (1.0, 3.0)
 """The same for regions whose bins keep maxima: chosen for the trained ResNet-50 on PF-PASCAL val

@@ -228,7 +228,7 @@ class DenseFeatures(nn.Module):
 def _lower_layer(config: ModelConfig, taps: list[str]) -> str:
     """The layer that matching adds: the paper's, or the one that was asked for."""
     if config.lower == "auto":
-        layers = {"resnet50": "res4c", "vgg16": "pool4", "vgg16-conv5": "pool4", "small": "conv4"}
+        layers = {"resnet50": "res4e", "vgg16": "pool4", "vgg16-conv5": "pool4", "small": "conv4"}
         return layers.get(config.trunk, taps[-2])
     if config.lower not in taps:
         known = ", ".join(taps)
