@@ -206,6 +206,7 @@ UNTRAINED: dict[str, ImageNetLayers] = {
     "vgg16": ImageNetLayers("vgg16", ("pool4",)),
     "res4c": ImageNetLayers("resnet50", ("res4c",)),
     "res4d": ImageNetLayers("resnet50", ("res4d",)),
+    "res4e": ImageNetLayers("resnet50", ("res4e",)),
 }
 """The untrained rows by name; the first is the paper's hypercolumn."""
 
