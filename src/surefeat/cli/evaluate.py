@@ -136,8 +136,8 @@ class EvaluateMatching:
     data: Positional[Path]
     """Folder of the benchmark in its public layout; for pairs a CSV list."""
     rows: tuple[str, ...] = ("ours",)
-    """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, res4e, sift, hog, or
-    NAME=FOLDER for another trained model."""
+    """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, res4e, sift, hog,
+    or NAME=FOLDER for another trained model."""
     model: str | None = None
     """Of the row ours: model or run folder, or a shipped model: resnet50 (default), vgg16."""
     init: tuple[str, ...] = ("imagenet",)
