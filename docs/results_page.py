@@ -128,7 +128,7 @@ def points(benchmark: str) -> str:
 
 def by_regions(benchmark: str) -> str:
     """The paper's route, its variants, and regions themselves."""
-    routes = ("flow", "mean-flow", "small-first")
+    routes = ("flow", "mean-flow")
     columns = {ROUTES[route]: pck_score(route, RULES[benchmark]) for route in routes}
     areas = {"PCR area": Score("pcr area"), "mIoU@k area": Score("miou area")}
     return matching_table(benchmark, columns | areas)

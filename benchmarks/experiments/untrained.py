@@ -99,8 +99,9 @@ def sparse_flows(
     flows = []
     for change in changes:
         score, index = (each.cpu() for each in (unit if change.normalised else raw).max(1))
+        share = (squares[0][:, 2:] - squares[0][:, :2] + 1).prod(1) / SIDE**2
         field, known = flow_from_regions(
-            squares[0], squares[1][index], score, size0=size, size1=size, discount=change.discount
+            squares[0], squares[1][index], score / share**change.discount, size0=size, size1=size
         )
         flows.append((field.permute(2, 0, 1), known > 0))
     return flows
@@ -186,7 +187,8 @@ def stored(folder: Path) -> dict[str, Any]:
         pairs = read_result(folder / f"pf-pascal-test-{name}.json")["pairs"]
         routes = {
             route: [v for v in pairs[f"{route} pck@0.1 scnet"] if v is not None]
-            for route in ("flow", "small-first")
+            for route in ("flow", "small-first")  # of earlier result files
+            if f"{route} pck@0.1 scnet" in pairs
         }
         found[name] = {"published": published(name, "pf-pascal", pck_score("flow", "scnet"))} | {
             route: with_errors(values, routes["flow"]) for route, values in routes.items()

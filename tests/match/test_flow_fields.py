@@ -92,61 +92,6 @@ def test_regions_without_score_or_overlap_leave_everything_masked() -> None:
     assert not field.any()
 
 
-def test_of_two_like_scores_the_small_region_goes_first_when_size_is_discounted() -> None:
-    """Known answer: .51 over all 400 pixels, .50 over 4 of them, which is 1/100 of the image.
-
-    .50 / .01^.05 = .629 is more than .51, so the small box owns its 4 pixels; .50 is not.
-    """
-    boxes0 = torch.tensor([[0.0, 0.0, 19.0, 19.0], [4.0, 6.0, 5.0, 7.0]])
-    boxes1 = boxes0 + torch.tensor([[0.0] * 4, [9.0, 2.0, 9.0, 2.0]])
-    scores, size = torch.tensor([0.51, 0.50]), (20, 20)
-    whole, sure = flow_from_regions(boxes0, boxes1, scores, size0=size, size1=size)
-    assert not whole.any()
-    assert bool((sure == 0.51).all())
-    field, confidence = flow_from_regions(
-        boxes0, boxes1, scores, size0=size, size1=size, discount=0.05
-    )
-    small = torch.zeros(size, dtype=torch.bool)
-    small[6:8, 4:6] = True
-    assert field[small].tolist() == [[9.0, 2.0]] * 4
-    # What they land on is taken from the large box; scores themselves are not changed.
-    taken = torch.zeros(size, dtype=torch.bool)
-    taken[8:10, 13:15] = True
-    assert torch.equal(confidence[small], torch.full((4,), 0.50))
-    assert not confidence[taken].any()
-    rest = ~small & ~taken
-    assert torch.equal(confidence[rest], torch.full((392,), 0.51))
-    assert not field[rest].any()
-
-
-def test_no_discount_is_the_order_of_the_scores() -> None:
-    generator = torch.Generator().manual_seed(4)
-    size = (23, 31)
-    boxes0, boxes1 = (random_boxes(15, size, generator) for _ in range(2))
-    scores = torch.rand(15, generator=generator)
-    given = {"size0": size, "size1": size}
-    plain = flow_from_regions(boxes0, boxes1, scores, **given)
-    zero = flow_from_regions(boxes0, boxes1, scores, **given, discount=0.0)
-    assert torch.equal(plain[0], zero[0])
-    # A discounted order is that of the quotients, whatever they were divided from.
-    share = (boxes0[:, 2:] - boxes0[:, :2] + 1).prod(1) / (23 * 31)
-    there = flow_from_regions(boxes0, boxes1, scores, **given, discount=0.3)
-    same = flow_from_regions(boxes0, boxes1, scores / share**0.3, **given)
-    assert torch.equal(there[0], same[0])
-    assert not torch.equal(there[0], plain[0])
-
-
-def test_a_discount_does_not_bring_back_regions_without_score() -> None:
-    boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0], [4.0, 0.0, 8.0, 8.0]])
-    field, confidence = flow_from_regions(
-        boxes, boxes + 1, torch.tensor([0.0, 0.4]), size0=(9, 9), size1=(20, 20), discount=0.9
-    )
-    assert torch.equal(confidence[:, 4:], torch.full((9, 5), 0.4))
-    assert bool((field[:, 4:] == 1).all())
-    assert not confidence[:, :4].any()
-    assert not field[:, :4].any()
-
-
 def test_dense_field_of_shifted_regions_is_the_shift_everywhere() -> None:
     boxes0 = torch.tensor([[4.0, 4.0, 20.0, 14.0], [10.0, 12.0, 30.0, 26.0]])
     shift = torch.tensor([5.0, -3.0])

@@ -156,8 +156,7 @@ class EvaluateMatching:
     """Of the proposals."""
     measures: tuple[Measure, ...] = MEASURES
     """nearest, voting, location: keypoints by search; regions: PCR and mIoU; flow: the
-    paper's keypoints, from region matches; small-first: the same with small regions first;
-    mean-flow: the same from regions pooled by means."""
+    paper's keypoints, from region matches; mean-flow: the same from regions pooled by means."""
     shifted: tuple[Measure, ...] = SHIFTED
     """Those measured again with image 1 shifted."""
     side: int = 224

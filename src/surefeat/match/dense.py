@@ -22,11 +22,6 @@ from surefeat.model.features import Features
 PIXELS_PER_QUERY = 4
 """Network pixels between the points that are matched; between them the field is interpolated."""
 
-DISCOUNT = 0.05
-"""Power of a region's size that flow divides scores by; on 57 PF-PASCAL val pairs it took PCK@0.1
-of the trained ResNet-50 from 66.8 to 73.0 (0.1: 72.0, 0.03: 71.7; by the match's margin: 71.8).
-0 is as printed in Proposal Flow and the paper."""
-
 
 @dataclass(frozen=True, eq=False)
 class DenseMatches:
@@ -86,20 +81,17 @@ def match_dense_by_regions(
     features1: Features,
     image0: Tensor,
     matches: RegionMatches,
-    *,
-    discount: float = DISCOUNT,
 ) -> DenseMatches:
     """The paper's route: region matches -> flow -> SD filter along the edges of image 0.
 
     image0: (3, H, W) uint8, in original pixels. The score of a pixel is that of the region it moves
-    with, and 0 where the filter filled a hole. discount: how far small regions go before large
-    ones (see flow_from_regions); the paper has 0.
+    with, and 0 where the filter filled a hole.
     """
     size0, size1 = features0.frame.original, features1.frame.original
     if tuple(image0.shape[-2:]) != size0:
         raise ValueError(f"image0 is {tuple(image0.shape)}, its features are of {size0}")
     regions = (matches.boxes0.cpu(), matches.boxes1.cpu(), matches.score.cpu())
-    field, score = dense_from_regions(*regions, image0.cpu(), size1=size1, discount=discount)
+    field, score = dense_from_regions(*regions, image0.cpu(), size1=size1)
     places = cell_centres(size=size0, stride=1.0)
     top = torch.tensor([size1[1] - 1, size1[0] - 1])
     points1 = (places + field.reshape(-1, 2)).clamp_min(0).minimum(top)
@@ -121,7 +113,6 @@ def flow_from_regions(
     *,
     size0: tuple[int, int],
     size1: tuple[int, int],
-    discount: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Regions (N, 4), their matches (N, 4), (N,) -> field (H0, W0, 2), confidence (H0, W0).
 
@@ -129,13 +120,10 @@ def flow_from_regions(
     clamped to image 1. Of the pixels that land on one target only the most confident stays (of one
     box: the first, row by row); the others, and those in no box, have confidence 0 and field 0.
     Regions with score <= 0 are left out.
-    discount: regions go by falling score / (share of the image)^discount. Maxima over a large
-    region are much alike everywhere, so that its score is high for nothing.
     Convention: inclusive boxes; a box owns the pixels whose centres lie within its outer edges.
     """
     (height, width), device = size0, boxes0.device
-    share = (boxes0[:, 2:] - boxes0[:, :2] + 1).prod(1) / (height * width)
-    order = torch.argsort(scores / share**discount, descending=True, stable=True)
+    order = torch.argsort(scores, descending=True, stable=True)
     order = order[scores[order] > 0]
     boxes0, boxes1, scores = boxes0[order].double(), boxes1[order].double(), scores[order]
     rank = _first_owner(boxes0, size=size0)
@@ -164,7 +152,6 @@ def dense_from_regions(
     image0: Tensor,
     *,
     size1: tuple[int, int],
-    discount: float = 0.0,
     settings: SDSettings = DEFAULTS,
 ) -> tuple[Tensor, Tensor]:
     """flow_from_regions along the edges of image 0 (3, H0, W0) uint8: the field has no holes.
@@ -172,9 +159,7 @@ def dense_from_regions(
     The confidence (H0, W0) still is 0 where the filter filled one.
     """
     size0 = (image0.shape[-2], image0.shape[-1])
-    field, confidence = flow_from_regions(
-        boxes0, boxes1, scores, size0=size0, size1=size1, discount=discount
-    )
+    field, confidence = flow_from_regions(boxes0, boxes1, scores, size0=size0, size1=size1)
     smooth = sd_filter(field.permute(2, 0, 1), confidence > 0, image0, settings=settings)
     return smooth.permute(1, 2, 0), confidence
 

@@ -160,21 +160,21 @@ def _measure_regions(
         )  # fmt: skip
         return matches.index.cpu(), matches.score.float().cpu()
 
-    def field(index: Tensor, score: Tensor, discount: float) -> SparseFlow:
+    def field(index: Tensor, score: Tensor) -> SparseFlow:
         size = (protocol.side, protocol.side)
         vectors, known = flow_from_regions(
-            square[0], square[1][index], score, size0=size, size1=size, discount=discount
+            square[0], square[1][index], score, size0=size, size1=size
         )
         return SparseFlow(vectors, known > 0)
 
     flows: dict[Measure, SparseFlow] = {}
     if "mean-flow" in case.measures:
-        flows["mean-flow"] = field(*matched("mean", row.mean_weights), 0.0)
-    if not {"regions", "flow", "small-first"} & set(case.measures):
+        flows["mean-flow"] = field(*matched("mean", row.mean_weights))
+    if not {"regions", "flow"} & set(case.measures):
         return torch.zeros(0), flows
     index, score = matched("max", row.region_weights)
-    orders: dict[Measure, float] = {"flow": 0.0, "small-first": protocol.discount}
-    flows |= {k: field(index, score, power) for k, power in orders.items() if k in case.measures}
+    if "flow" in case.measures:
+        flows["flow"] = field(index, score)
     active = case.truth.active
     iou = paired_iou(case.boxes1[index[active]], case.truth.boxes)
     return iou[score[active].argsort(descending=True, stable=True)], flows

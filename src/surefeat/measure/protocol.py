@@ -13,22 +13,17 @@ from surefeat.match.config import ProposalConfig
 if TYPE_CHECKING:
     from surefeat.match.search import Voting
 
-Measure = Literal[
-    "nearest", "voting", "location", "regions", "flow", "small-first", "mean-flow"
-]  # fmt: skip
+Measure = Literal["nearest", "voting", "location", "regions", "flow", "mean-flow"]
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 """nearest: keypoints by nearest neighbour; voting: neighbours that move alike support each other,
 the default of all matching; location: nearest neighbour with a bonus for the same place, a control;
 regions: PCR and mIoU; flow: keypoints by the paper's route, region matches -> dense flow -> SD
-filter; small-first: the same, but small regions go before large ones of about the same score;
-mean-flow: as flow, but regions are pooled by means, not maxima."""
+filter; mean-flow: the same, but regions are pooled by means, not maxima."""
 
-POINT_MEASURES: tuple[Measure, ...] = (
-    "flow", "mean-flow", "small-first", "nearest", "voting", "location",
-)  # fmt: skip
+POINT_MEASURES: tuple[Measure, ...] = ("flow", "mean-flow", "nearest", "voting", "location")
 
-REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "small-first", "mean-flow")
+REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "mean-flow")
 """Those that need proposals."""
 
 SHIFTED: tuple[Measure, ...] = ("nearest", "voting", "location", "regions")
@@ -44,12 +39,6 @@ class LocationBonus:
     neighbour 57.5, with the bonus 67.9)."""
     reach: float = 0.3
     """Standard deviation of the Gaussian, in sides of the square input; chosen likewise."""
-
-
-def _discount() -> float:
-    from surefeat.match.dense import DISCOUNT
-
-    return DISCOUNT
 
 
 def _voting() -> Voting:
@@ -78,8 +67,6 @@ class Protocol:
     pooled_cells: int = 28
     """Maps with fewer cells a side are upsampled to this for region pooling. Chosen on PF-PASCAL
     val: 14 cells snap boxes to 16 px and cost res4c 9.6 points of flow PCK@0.1 (55.1, not 64.7)."""
-    discount: float = field(default_factory=_discount)
-    """What small-first divides scores by: this power of a region's share of the image."""
     normalised: bool = True
     """Region descriptors have unit length; otherwise raw inner products are compared."""
     proposals: ProposalConfig = field(default_factory=ProposalConfig)

@@ -43,8 +43,7 @@ TITLES = {
 """Rows as tables and figures call them, in their order; others by their own names."""
 
 ROUTES = {
-    "voting": "voting", "nearest": "nearest neighbour",
-    "small-first": "small regions first", "mean-flow": "regions by means",
+    "voting": "voting", "nearest": "nearest neighbour", "mean-flow": "regions by means",
     "flow": "regions, flow", "location": "location (control)",
 }  # fmt: skip
 """Ways of matching as tables call them, the default of `surefeat match` first."""

@@ -130,10 +130,9 @@ _LEAD = (
 
 _MAIN = (
     "PCK@0.1 in percent by the benchmark's own rule, mean per pair. Voting: nearest neighbour with "
-    "local offset voting, the default. Wide voting: votes reach further. Regions, flow: region "
-    "matches, dense flow and SD filter, the paper's route; by means: pooled by means; small "
-    "regions first: small ones before large ones of about the same score. Controls: location is "
-    "nearest neighbour with a bonus for the same place, identity the same place itself."
+    "local offset voting, the default. Regions, flow: region matches, dense flow and SD filter, "
+    "the paper's route; by means: pooled by means. Controls: location is nearest neighbour with a "
+    "bonus for the same place, identity the same place itself."
 )
 
 _CONTROLS = (
