@@ -84,7 +84,7 @@ def test_images_come_in_the_same_order_from_device_host_and_stream(
     assert len(expected) == 10
     assert len({tensor.float().mean().item() for tensor in expected[::2]}) > 2
     others = [Batches(decoded, device=CPU, memory="host")]
-    streams = [StreamedBatches(items, side=40, workers=n, device=CPU) for n in (0, 2)]
+    streams = [StreamedBatches(items, side=40, workers=n, device=CPU) for n in (1, 2)]
     for other in (*others, *streams):
         found = listed(other, steps=steps, part=part)
         assert len(found) == len(expected)

@@ -8,11 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from hostile import make, noise
 from surefeat.core.image import ImageError, load, resize
-from surefeat.data.decode import CanvasStream, SourceError, canvas_bytes, decode_all, decode_item
+from surefeat.data.decode import (
+    Part,
+    SourceError,
+    StreamedBatches,
+    batch_indices,
+    canvas_bytes,
+    decode_all,
+    decode_item,
+)
 from surefeat.data.sources import find_images
 from tiny import names, write
 
@@ -68,34 +75,31 @@ def test_progress_counts_to_the_end_and_stops_the_work_when_it_raises(tmp_path: 
         decode_all(items, side=16, workers=2, progress=stop)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+def stream_of(folder: Path) -> StreamedBatches:
+    return StreamedBatches(find_images(folder), side=12, workers=2, device=torch.device("cpu"))
+
+
 def test_a_stream_replaces_bad_files_by_the_next_good_one_and_reports_once(
-    tmp_path: Path, workers: int, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number, colour in enumerate(("red", "blue", "green", "white", "black", "gray")):
         write(tmp_path / f"{number}.png", colour=colour)
+    whole = decode_all(find_images(tmp_path), side=12, workers=1).pixels
     (tmp_path / "1.png").write_bytes(b"bad")
     (tmp_path / "5.png").write_bytes(b"bad")
-    handler = logging.StreamHandler()  # to stderr, which worker processes share
-    logging.getLogger("surefeat").addHandler(handler)
-    stream = CanvasStream(find_images(tmp_path), side=12)
-    try:
-        epochs = [list(DataLoader(stream, batch_size=2, num_workers=workers)) for _ in range(2)]
-    finally:
-        logging.getLogger("surefeat").removeHandler(handler)
-    for batches in epochs:
-        pixels, sizes, ok = (torch.cat(part) for part in zip(*batches, strict=True))
-        assert ok.tolist() == [True, False, True, True, True, False]
-        assert torch.equal(pixels[1], pixels[2])
-        assert torch.equal(pixels[5], pixels[0])
+    stream = stream_of(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        epochs = list(stream.iterate(range(4), batch=6, seed=0, part=Part()))
+    for step, (pixels, sizes) in enumerate(epochs):
+        order = batch_indices(step, batch=6, count=6, seed=0)
+        assert torch.equal(pixels, whole[torch.tensor([0, 2, 2, 3, 4, 0])[order]])
         assert sizes.tolist() == [[8, 10]] * 6
-    log = capfd.readouterr().err
-    assert log.count("skipped 1.png") == log.count("skipped 5.png") == 1
+    assert caplog.text.count("skipped 1.png") == caplog.text.count("skipped 5.png") == 1
 
 
 def test_a_stream_without_a_good_file_ends(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"bad")
     with pytest.raises(SourceError, match="none of 1 images"):
-        CanvasStream(find_images(tmp_path), side=12)[0]
+        list(stream_of(tmp_path).iterate(range(2), batch=1, seed=0, part=Part()))
     with pytest.raises(ImageError):
         decode_item(find_images(tmp_path)[0], side=12)

@@ -2,7 +2,7 @@
 
 A bad file never stops any of these: it is skipped, and named with the reason. Batches come in a
 fixed order, the same for any number of processes and after a resume; decoded images stay on the
-accelerator when they fit, else in host memory, else worker processes decode them again and again.
+accelerator when they fit, else in host memory, else they are decoded again and again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from surefeat.core.image import ImageError, decode, problem, read_bytes, resize
 
@@ -116,11 +116,7 @@ def canvas_bytes(count: int, *, side: int) -> int:
 
 
 def decode_all(
-    items: Sequence[Item],
-    *,
-    side: int,
-    workers: int,
-    progress: Callable[[int], None] | None = None,
+    items: Sequence[Item], *, side: int, workers: int, progress: Callable[[int], None] | None = None
 ) -> Canvas:
     """All items, decoded by `workers` threads into one buffer of side S = `side`, in their order.
 
@@ -135,8 +131,7 @@ def decode_all(
 
     def fill(rows: list[int]) -> int:
         for row, part in _decode_crops([items[row] for row in rows], rows, reasons, side=side):
-            pixels[row, :, : part.shape[1], : part.shape[2]] = part
-            sizes[row] = torch.tensor(part.shape[1:], dtype=torch.int32)
+            _put(part, row, pixels, sizes)
         return len(rows)
 
     done = 0
@@ -174,40 +169,13 @@ def _decode_crops(
             reasons[row] = _reason(error, item)
 
 
+def _put(image: Tensor, row: int, pixels: Tensor, sizes: Tensor) -> None:
+    pixels[row, :, : image.shape[1], : image.shape[2]] = image
+    sizes[row] = torch.tensor(image.shape[1:], dtype=torch.int32)
+
+
 def _reason(error: ImageError, item: Item) -> str:
     return str(error).removeprefix(f"{item.name}: ")
-
-
-class CanvasStream(Dataset[tuple[Tensor, Tensor, bool]]):
-    """Items decoded on the fly, for sets that do not fit into memory; made for DataLoader workers.
-
-    An index gives (pixels (3, S, S) uint8, size (2,) int32, ok). A bad file gives the next good one
-    and ok = False, every time the same, and is logged once, whatever the number of workers.
-    """
-
-    def __init__(self, items: Sequence[Item], *, side: int) -> None:
-        self.items, self.side = items, side
-        # In shared memory, so that workers do not try, or report, what another one found bad.
-        self.bad = torch.zeros(len(items), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, bool]:
-        for step in range(len(self)):
-            row = (index + step) % len(self)
-            if self.bad[row]:
-                continue
-            try:
-                image = decode_item(self.items[row], side=self.side)
-            except ImageError as error:
-                self.bad[row] = True
-                _LOG.warning("skipped %s", error)
-                continue
-            pixels = torch.zeros(3, self.side, self.side, dtype=torch.uint8)
-            pixels[:, : image.shape[1], : image.shape[2]] = image
-            return pixels, torch.tensor(image.shape[1:], dtype=torch.int32), step == 0
-        raise SourceError(f"none of {len(self)} images can be decoded; see the log for the reasons")
 
 
 Memory = Literal["device", "host", "stream"]
@@ -215,10 +183,12 @@ Memory = Literal["device", "host", "stream"]
 # Shares of free memory that images may take; the rest is for the network and other programs.
 _DEVICE_SHARE, _HOST_SHARE = 0.4, 0.5
 
+_AHEAD = 3  # steps that a stream decodes beforehand
+
 _PLACES: dict[Memory, str] = {
     "device": "kept on the accelerator",
     "host": "kept in host memory",
-    "stream": "decoded anew by worker processes",
+    "stream": "decoded anew at every step",
 }
 
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
@@ -245,14 +215,11 @@ class Part:
 def batch_indices(step: int, *, batch: int, count: int, seed: int) -> Tensor:
     """(batch,) image numbers of a step: each epoch is its own permutation, run through in order."""
     first, last = step * batch, (step + 1) * batch
-    return torch.cat(
-        [
-            _permutation(count, seed=seed, epoch=epoch)[
-                max(0, first - epoch * count) : last - epoch * count
-            ]
-            for epoch in range(first // count, (last - 1) // count + 1)
-        ]
-    )
+    parts = []
+    for epoch in range(first // count, (last - 1) // count + 1):
+        order, start = _permutation(count, seed=seed, epoch=epoch), epoch * count
+        parts.append(order[max(0, first - start) : last - start])
+    return torch.cat(parts)
 
 
 @lru_cache(maxsize=4)
@@ -286,61 +253,71 @@ class Batches:
         """(pixels (b, 3, S, S) uint8, sizes (b, 2)) of each step, on the device."""
         for step in steps:
             picked = batch_indices(step, batch=batch, count=len(self.rows), seed=seed)
-            rows = self._upload(self.rows[picked[part.rows(batch)]], self.pixels.device)
-            pixels, sizes = self.pixels[rows], self.sizes[rows]
-            yield self._upload(pixels, self.device), self._upload(sizes, self.device)
+            rows = _upload(self.rows[picked[part.rows(batch)]], self.pixels.device)
+            yield _upload(self.pixels[rows], self.device), _upload(self.sizes[rows], self.device)
 
-    @staticmethod
-    def _upload(tensor: Tensor, device: torch.device) -> Tensor:
-        """Copy without making the host wait for the device."""
-        if device.type == "cuda" and tensor.device.type == "cpu":
-            return tensor.pin_memory().to(device, non_blocking=True)
-        return tensor.to(device)
+
+def _upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy without making the host wait for the device."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 class StreamedBatches:
-    """Batches decoded on the fly by worker processes, for sets larger than memory."""
+    """Batches decoded on the fly by threads, for sets larger than memory.
+
+    In place of a bad file comes the next good one, every time the same; it is logged once.
+    """
 
     def __init__(
         self, items: Sequence[Item], *, side: int, workers: int, device: torch.device
     ) -> None:
-        self.device = device
-        self.workers = workers
-        self.stream = CanvasStream(items, side=side)
+        self.items, self.side, self.workers, self.device = items, side, workers, device
+        self.bad: dict[int, Skipped] = {}
 
     def iterate(
         self, steps: Sequence[int], *, batch: int, seed: int, part: Part
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """As Batches.iterate."""
-        rows, count = part.rows(batch), len(self.stream)
-        # A generator: the order of a long run over many images would take minutes to list.
-        order = (
-            batch_indices(step, batch=batch, count=count, seed=seed)[rows].tolist()
-            for step in steps
-        )
-        loader = torch.utils.data.DataLoader(
-            self.stream,
-            batch_sampler=order,
-            num_workers=self.workers,
-            pin_memory=self.device.type == "cuda",
-            persistent_workers=False,
-        )
-        for pixels, sizes, *_ in loader:
-            yield (
-                pixels.to(self.device, non_blocking=True),
-                sizes.to(self.device, non_blocking=True),
-            )
+        """As Batches.iterate; while one step is worked on, the next ones are decoded."""
+        rows, count = part.rows(batch), len(self.items)
+        waiting: deque[list[Future[Tensor]]] = deque()
+        pool = ThreadPoolExecutor(max(1, self.workers))
+        try:
+            for step in steps:
+                picked = batch_indices(step, batch=batch, count=count, seed=seed)[rows]
+                waiting.append([pool.submit(self._decode, row) for row in picked.tolist()])
+                if len(waiting) > _AHEAD:
+                    yield self._stacked(waiting.popleft())
+            while waiting:
+                yield self._stacked(waiting.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _decode(self, index: int) -> Tensor:
+        for row in (*range(index, len(self.items)), *range(index)):
+            if row not in self.bad:
+                item = self.items[row]
+                try:
+                    return decode_item(item, side=self.side)
+                except ImageError as error:
+                    # Two threads may meet it at once: only the first one says so.
+                    entry = Skipped(item.name, _reason(error, item))
+                    if self.bad.setdefault(row, entry) is entry:
+                        _LOG.warning("skipped %s", error)
+        count = len(self.items)
+        raise SourceError(f"none of {count} images can be decoded; see the log for the reasons")
+
+    def _stacked(self, images: Sequence[Future[Tensor]]) -> tuple[Tensor, Tensor]:
+        pixels = torch.zeros(len(images), 3, self.side, self.side, dtype=torch.uint8)
+        sizes = torch.zeros(len(images), 2, dtype=torch.int32)
+        for row, image in enumerate(images):
+            _put(image.result(), row, pixels, sizes)
+        return _upload(pixels, self.device), _upload(sizes, self.device)
 
     def skipped(self) -> tuple[Skipped, ...]:
         """The bad files met so far, in order."""
-        skipped = []
-        for row in torch.nonzero(self.stream.bad)[:, 0].tolist():
-            item = self.stream.items[row]
-            try:
-                decode_item(item, side=self.stream.side)
-            except ImageError as error:
-                skipped.append(Skipped(item.name, _reason(error, item)))
-        return tuple(skipped)
+        return tuple(self.bad[row] for row in sorted(self.bad))
 
 
 def choose_memory(

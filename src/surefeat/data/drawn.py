@@ -36,28 +36,26 @@ from surefeat.data.drawn_categories import (
 
 _TURN = 2 * math.pi
 
+# OKLab: what lightness, a and b give the three cones, and what the cones' cubes give linear RGB.
+_TO_CONES = np.array(
+    [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728],
+     [1, -0.0894841775, -1.2914855480]]
+)  # fmt: skip
+_TO_RGB = np.array(
+    [[4.0767416621, -3.3077115913, 0.2309699292], [-1.2684380046, 2.6097574011, -0.3413193965],
+     [-0.0041960863, -0.7034186147, 1.7076147010]]
+)  # fmt: skip
+
+Points = npt.NDArray[np.float64]
+
 
 def colour(lightness: float, chroma: float, hue: float) -> Array:
     """OKLCH (lightness 0 to 1, chroma 0 to about 0.2, hue in radians) -> (3, 1, 1) sRGB.
 
     A perceptual space, so that ink contrasts with its ground by as much in every hue.
     """
-    a, b = chroma * math.cos(hue), chroma * math.sin(hue)
-    cones = np.array(
-        [
-            lightness + 0.3963377774 * a + 0.2158037573 * b,
-            lightness - 0.1055613458 * a - 0.0638541728 * b,
-            lightness - 0.0894841775 * a - 1.2914855480 * b,
-        ]
-    )
-    to_rgb = np.array(
-        [
-            [4.0767416621, -3.3077115913, 0.2309699292],
-            [-1.2684380046, 2.6097574011, -0.3413193965],
-            [-0.0041960863, -0.7034186147, 1.7076147010],
-        ]
-    )
-    linear = np.clip(to_rgb @ cones**3, 0, 1)
+    cones = _TO_CONES @ [lightness, chroma * math.cos(hue), chroma * math.sin(hue)]
+    linear = np.clip(_TO_RGB @ cones**3, 0, 1)
     encoded = np.where(linear < 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
     rgb: Array = encoded.astype(np.float32)[:, None, None]
     return rgb
@@ -76,7 +74,7 @@ def blend(picture: Array, layer: Array, alpha: Array) -> None:
 def paint(
     picture: Array,
     parts: tuple[Layer, ...],
-    canonical: npt.NDArray[np.float64],
+    canonical: Points,
     *,
     pixel: float,
     generator: np.random.Generator,
@@ -115,10 +113,8 @@ def _random_colours(generator: np.random.Generator) -> tuple[Array, Array]:
     light, dark = generator.uniform(0.72, 0.95), generator.uniform(0.25, 0.48)
     ground, ink = (dark, light) if generator.random() < 0.15 else (light, dark)
     hues = generator.uniform(0, _TURN, 2)
-    return (
-        colour(ground, generator.uniform(0.05, 0.15), hues[0]),
-        colour(ink, generator.uniform(0.03, 0.13), hues[1]),
-    )
+    first = colour(ground, generator.uniform(0.05, 0.15), hues[0])
+    return first, colour(ink, generator.uniform(0.03, 0.13), hues[1])
 
 
 def background(*, size: int, generator: np.random.Generator) -> Array:
@@ -189,9 +185,6 @@ def occluder(
     lightness, chroma, hue = generator.uniform([0.35, 0, 0], [0.9, 0.07, _TURN]).tolist()
     blend(picture, colour(lightness, chroma, hue), alpha)
     return alpha
-
-
-Points = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -281,18 +274,13 @@ def draw(category: int, *, size: int, generator: np.random.Generator) -> Instanc
     column, row = np.clip(nearest, 0, size - 1).T
     known = np.where(mask[..., None], canonical, np.nan)
     return Instance(
-        image=_to_uint8(picture),
+        image=torch.from_numpy(np.round(picture.clip(0, 1) * 255).astype(np.uint8)),
         mask=torch.from_numpy(mask),
         keypoints=torch.from_numpy(keypoints).float(),
         visible=torch.from_numpy(inside & mask[row, column]),
         category=category,
         canonical=torch.from_numpy(known).float(),
     )
-
-
-def _to_uint8(picture: Array) -> Tensor:
-    levels = np.round(picture.clip(0, 1) * 255).astype(np.uint8)
-    return torch.from_numpy(levels)
 
 
 def _random_pose(kind: DrawnCategory, *, size: int, generator: np.random.Generator) -> Pose:
@@ -302,19 +290,13 @@ def _random_pose(kind: DrawnCategory, *, size: int, generator: np.random.Generat
     scale = size * generator.uniform(0.28, 0.4)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     lean = np.array([[1, generator.uniform(-0.15, 0.15)], [0, 1]])
-    bend = np.stack(
-        [
-            generator.uniform(-0.09, 0.09, 2),
-            generator.uniform(1.2, 2.2, 2),
-            generator.uniform(0, 2 * np.pi, 2),
-        ],
-        axis=-1,
-    )
+    ranges = ((-0.09, 0.09), (1.2, 2.2), (0, _TURN))
+    bend = np.stack([generator.uniform(low, high, 2) for low, high in ranges], axis=-1)
     linear = scale * turn @ lean @ np.diag([stretch, 1 / stretch])
     still = Pose(generator.uniform(-0.15, 0.15, 2), bend, linear, np.zeros(2))
-    low, high = (f(still.forward(kind.keypoint_positions), axis=0) for f in (np.min, np.max))
+    placed = still.forward(kind.keypoint_positions)
     # What lies beyond the outermost keypoint may stick out of the image.
-    first, last = 0.01 * size - low, 0.99 * size - 1 - high
+    first, last = 0.01 * size - placed.min(axis=0), 0.99 * size - 1 - placed.max(axis=0)
     shift = first + generator.uniform(0, 1, 2) * (last - first)
     return Pose(still.slide, bend, linear, shift)
 
