@@ -37,8 +37,8 @@ from surefeat.match.proposals import make_proposals, read_proposals
 
 # As in BoxesConfig; count: boxes per image in the file, regions: of them the first so many compete.
 DEFAULTS = {
-    "trunk": "resnet50", "tap": "res5c", "pooled": 2, "hidden": 1024, "method": "prim",
-    "count": 500, "regions": 250, "smallest": 0.04, "epochs": 4, "batch": 4, "trained": "none",
+    "trunk": "resnet50", "tap": "res5c", "pooled": 2, "hidden": 1024, "count": 500,
+    "regions": 250, "smallest": 0.04, "epochs": 4, "batch": 4, "trained": "none",
     "optimiser": "adamw", "lr": 1e-4, "trunk-lr": 1e-5, "regulariser": 1e-4, "seed": 0,
     "agreement": 1.0,
 }  # fmt: skip
@@ -81,7 +81,7 @@ def settings(options: argparse.Namespace) -> BoxesConfig:
         detector=DetectorConfig(
             trunk=options.trunk, tap=options.tap, pooled=options.pooled, hidden=options.hidden
         ),
-        proposals=ProposalConfig(method=options.method, count=options.count),
+        proposals=ProposalConfig(count=options.count),
         learn=LearnConfig(
             epochs=options.epochs, batch=options.batch, trained=options.trained, lr=options.lr,
             trunk_lr=options.trunk_lr, optimiser=options.optimiser, scales=tuple(options.scales),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from proposals import selective
 
 from surefeat.boxes.config import BoxesConfig, DetectorConfig, SelectConfig
 from surefeat.boxes.network import Detector
@@ -51,15 +52,11 @@ def stages(
     spent["read"], pixels = timed(
         lambda: [decode(item_bytes(item), name=item.name) for item in items]
     )
-    methods = ("prim", "selective", "grid")
-    for method in methods if options.method == "all" else (options.method,):
-        settings = ProposalConfig(method=method, count=config.proposals.count)
-        propose(pixels[0], settings)  # compiles
-        spent[f"proposals, {method}"], boxes = timed(
-            lambda s=settings: [propose(image, s) for image in pixels]
-        )
-        if method == methods[0] or options.method != "all":
-            proposals = boxes
+    propose(pixels[0], config.proposals)  # compiles
+    spent["proposals, prim"], proposals = timed(
+        lambda: [propose(image, config.proposals) for image in pixels]
+    )
+    spent["proposals, selective"], _ = timed(lambda: [selective(image) for image in pixels])
     label = frozenset(CATEGORIES[:1])
     photos = [
         Photo(PhotoLabels(item.name, item, label), image, (image.shape[1], image.shape[2]), each)
@@ -88,7 +85,6 @@ def main() -> None:
     parser.add_argument("--tap", default="res4f")
     parser.add_argument("--pooled", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--method", default="all")
     parser.add_argument("--boxes", type=int, default=1000)
     parser.add_argument("--count", type=int, default=20, help="images")
     parser.add_argument("--scales", type=int, nargs="+", default=[480, 576, 688, 864, 1200])

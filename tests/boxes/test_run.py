@@ -134,13 +134,13 @@ def test_the_command_line_goes_from_photos_to_boxes(
         "--detector.trunk small --detector.hidden 16 --detector.pooled 2 --learn.epochs 1 "
         "--learn.scales 64 --regions 30"
     )
-    grid = "--proposals.method grid --proposals.count 40"
+    fast = "--proposals.draws 100 --proposals.count 40"
     run, out, file = tmp_path / "run", tmp_path / "out", tmp_path / "p.npz"
-    main(f"boxes propose {few / 'photos'} --file {file} {grid}".split())
+    main(f"boxes propose {few / 'photos'} --file {file} {fast}".split())
     assert "12 of 12 images added" in capsys.readouterr().out
     main(
         f"boxes fit {few / 'photos'} --out {run} --init none --device cpu --json "
-        f"--proposals-file {file} {grid} {small}".split()
+        f"--proposals-file {file} {fast} {small}".split()
     )
     assert json.loads(capsys.readouterr().out)["images"] == 12
     main(
@@ -151,7 +151,7 @@ def test_the_command_line_goes_from_photos_to_boxes(
     assert sum(result["mean"].values()) == 12
     assert Path(result["sheet"]).stat().st_size > 10_000
     # Without a word about them the proposals are made as in fitting.
-    made = read_proposals(out / "proposals.sqlite", ProposalConfig(method="grid", count=40))
+    made = read_proposals(out / "proposals.sqlite", ProposalConfig(draws=100, count=40))
     assert len(made) == 12
     assert Detector.load(run).fitted.regions == 30
     lines = (out / "selection.csv").read_text().splitlines()

@@ -33,7 +33,7 @@ COMMANDS = {
     " --detector.pooled 2 --learn.epochs 1 --learn.scales 96",
     "boxes predict": "{scenes}/photos --model {boxes} --out {new} --device cpu --proposals-file"
     " {scenes}/{proposals} --select.scales 96 --sheet 4",
-    "boxes propose": "{scenes}/photos --file {new} --proposals.method grid --proposals.count 20",
+    "boxes propose": "{scenes}/photos --file {new} --proposals.draws 100 --proposals.count 20",
     "keypoints fit": "{photos}/keypoints.json --categories bird --out {new} --model {model}"
     " --device cpu --size 64 --hidden 8 --least-steps 2 --least-views 4",
     "keypoints predict": "{first} --category bird --detector {detector} --out {new} --model {model}"

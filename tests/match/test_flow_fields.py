@@ -6,12 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefeat.match.dense import (
-    dense_from_regions,
-    flow_from_regions,
-    transfer_points,
-    warp_image,
-)
+from surefeat.match.dense import flow_from_regions, transfer_points, warp_image
+from surefeat.match.sd_filter import sd_filter
 from tiny import random_boxes, smooth_photo
 
 
@@ -95,17 +91,20 @@ def test_regions_without_score_or_overlap_leave_everything_masked() -> None:
 def test_dense_field_of_shifted_regions_is_the_shift_everywhere() -> None:
     boxes0 = torch.tensor([[4.0, 4.0, 20.0, 14.0], [10.0, 12.0, 30.0, 26.0]])
     shift = torch.tensor([5.0, -3.0])
-    field, confidence = dense_from_regions(
-        boxes0,
-        boxes0 + shift.repeat(2),
-        torch.tensor([0.5, 0.9]),
-        smooth_photo(30, 36),
-        size1=(60, 60),
+    field, confidence = flow_from_regions(
+        boxes0, boxes0 + shift.repeat(2), torch.tensor([0.5, 0.9]), size0=(30, 36), size1=(60, 60)
     )
-    assert field.shape == (30, 36, 2)
-    assert (field - shift).abs().max() < 1e-2
+    photo = smooth_photo(30, 36)
+    smooth = sd_filter(field.permute(2, 0, 1)[None], confidence[None] > 0, photo[None])
+    assert smooth.shape == (1, 2, 30, 36)
+    assert (smooth - shift[:, None, None]).abs().max() < 1e-2
     assert not confidence[0, 0]
     assert confidence[5, 5] == 0.5
+
+
+def pixels_of(height: int, width: int) -> Tensor:
+    ys, xs = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return torch.stack([xs, ys], dim=-1).float()
 
 
 def test_image_and_points_move_together() -> None:
@@ -113,7 +112,7 @@ def test_image_and_points_move_together() -> None:
     field[..., 0], field[..., 1] = 6.0, -4.0
     image1 = torch.zeros(3, 50, 60, dtype=torch.uint8)
     image1[:, 9, 21] = 255
-    warped = warp_image(image1, field)
+    warped = warp_image(image1, pixels_of(30, 40) + field)
     assert warped.dtype == torch.uint8
     assert warped.shape == (3, 30, 40)
     assert torch.nonzero(warped[0]).tolist() == [[13, 15]]
@@ -125,6 +124,6 @@ def test_image_and_points_move_together() -> None:
 
 def test_warp_reads_between_pixels_and_repeats_the_border() -> None:
     image1 = torch.arange(12.0).reshape(1, 3, 4)
-    warped = warp_image(image1, torch.full((3, 4, 2), 0.5))
+    warped = warp_image(image1, pixels_of(3, 4) + 0.5)
     assert warped[0, 0, 0] == pytest.approx(2.5)
     assert warped[0, 2, 3] == 11

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,17 @@ from torch import Tensor
 
 from surefeat.match import sd_filter as static_dynamic
 from surefeat.match.dense import flow_from_regions
-from surefeat.match.sd_filter import SDSettings, sd_filter
 from tiny import random_boxes, smooth_photo
 
 sparse = pytest.importorskip("scipy.sparse", reason="the oracle is scipy's sparse solver")
 linalg = pytest.importorskip("scipy.sparse.linalg")
+
+
+def sd_filter(values: Tensor, mask: Tensor, guidance: Tensor) -> Tensor:
+    """Of one field (C, H, W) or channel (H, W)."""
+    channels = values if values.dim() == 3 else values[None]
+    filtered = static_dynamic.sd_filter(channels[None], mask[None], guidance[None])[0]
+    return filtered if values.dim() == 3 else filtered[0]
 
 
 def direct_sd(values: np.ndarray, mask: np.ndarray, lab: np.ndarray) -> np.ndarray:
@@ -62,7 +70,7 @@ def test_sd_filter_equals_a_direct_solve(size: tuple[int, int]) -> None:
         assert np.abs(filtered[channel].numpy() - wanted).max() < 1e-3
 
 
-def test_banded_and_compiled_solutions_are_that_of_a_dense_solve() -> None:
+def test_the_compiled_solution_is_that_of_a_dense_solve() -> None:
     solve = pytest.importorskip("surefeat.match.grid_solver").solve
     generator = np.random.default_rng(0)
     for height, width in ((19, 30), (30, 19), (1, 5), (5, 1), (2, 2), (1, 1)):
@@ -74,8 +82,7 @@ def test_banded_and_compiled_solutions_are_that_of_a_dense_solve() -> None:
         mask[0, 0] = 1  # one known pixel decides the rest
         targets = 50 * generator.standard_normal((3, height, width)) * mask
         wanted = dense_solution(mask, right, down, targets)
-        for solver in (solve, static_dynamic.solve_banded):
-            np.testing.assert_allclose(solver(mask, right, down, targets), wanted, atol=1e-6)
+        np.testing.assert_allclose(solve(mask, right, down, targets), wanted, atol=1e-6)
 
 
 def dense_solution(
@@ -93,20 +100,23 @@ def dense_solution(
     return np.linalg.solve(matrix, targets.reshape(len(targets), -1).T).T.reshape(targets.shape)
 
 
-def test_sd_filter_without_numba_and_on_threads_is_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sd_filter_is_the_same_on_several_threads() -> None:
     values, mask, image = realistic_case(30, 44, seed=3)
-    compiled = sd_filter(values, mask, image)
+    alone = sd_filter(values, mask, image)
     torch.set_num_threads(2)
-    assert torch.allclose(sd_filter(values, mask, image), compiled, atol=1e-4)
-    monkeypatch.setattr(static_dynamic, "find_spec", lambda name: None)
-    assert torch.allclose(sd_filter(values, mask, image), compiled, atol=1e-4)
+    assert torch.allclose(sd_filter(values, mask, image), alone, atol=1e-4)
+
+
+def test_without_numba_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing in ("numba", "surefeat.match.grid_solver"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=r"pip install 'surefeat\[proposals\]'"):
+        sd_filter(*realistic_case(8, 9, seed=1))
 
 
 def test_sd_filter_treats_a_batch_like_its_members() -> None:
     cases = [realistic_case(20, 28, seed=s) for s in (1, 2)]
-    batch = sd_filter(*(torch.stack(part) for part in zip(*cases, strict=True)))
+    batch = static_dynamic.sd_filter(*(torch.stack(part) for part in zip(*cases, strict=True)))
     for case, filtered in zip(cases, batch, strict=True):
         assert torch.allclose(sd_filter(*case), filtered, atol=1e-4)
 
@@ -155,7 +165,7 @@ def test_an_empty_mask_gives_zeros() -> None:
     values = torch.full((2, 2, 8, 9), 5.0)
     mask = torch.zeros(2, 8, 9, dtype=torch.bool)
     mask[1] = True
-    filtered = sd_filter(values, mask, smooth_photo(8, 9).expand(2, 3, 8, 9))
+    filtered = static_dynamic.sd_filter(values, mask, smooth_photo(8, 9).expand(2, 3, 8, 9))
     assert not filtered[0].any()
     assert torch.allclose(filtered[1], values[1], atol=1e-3)
 
@@ -163,10 +173,3 @@ def test_an_empty_mask_gives_zeros() -> None:
 def test_sd_filter_names_the_shapes_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="resize the guidance"):
         sd_filter(torch.zeros(2, 8, 9), torch.ones(8, 9, dtype=torch.bool), smooth_photo(8, 8))
-    with pytest.raises(ValueError, match="at least 1"):
-        sd_filter(
-            torch.zeros(8, 9),
-            torch.ones(8, 9) > 0,
-            smooth_photo(8, 9),
-            settings=SDSettings(iterations=0),
-        )

@@ -74,7 +74,6 @@ def test_scores_are_those_of_whole_region_descriptors(options: dict[str, Any]) -
     assert np.allclose(chosen, expected.max(1), rtol=1e-4)
     assert torch.equal(found.boxes0, given[0])
     assert torch.equal(found.boxes1, given[1][found.index])
-    assert torch.equal(found.source, torch.arange(40))
 
 
 @pytest.mark.parametrize("normalised", [True, False])
@@ -113,11 +112,10 @@ def test_equal_weights_are_the_paper_s_descriptor_whatever_their_size() -> None:
 
 def test_small_chunks_and_large_tables_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, given = (make(0), make(1)), (boxes(40, 2), boxes(50, 3))
-    whole = match_regions(*pair, *given, mutual=True)
+    whole = match_regions(*pair, *given)
     monkeypatch.setattr(regions, "_CHUNK", 350)
-    parts = match_regions(*pair, *given, mutual=True)
+    parts = match_regions(*pair, *given)
     assert torch.equal(whole.index, parts.index)
-    assert torch.equal(whole.source, parts.source)
     assert torch.allclose(whole.score, parts.score, atol=1e-5)
 
 
@@ -134,24 +132,6 @@ def test_a_common_factor_of_confidence_cancels_when_normalised() -> None:
     unsure = Features(f1.descriptors, f1.uncertainty * 7, f1.lower, f1.frame, f1.stride)
     found, same = match_regions(f0, f1, b0, b1), match_regions(f0, unsure, b0, b1)
     assert torch.allclose(found.score, same.score, atol=1e-5)
-
-
-def test_mutual_matches_flip_with_the_pair() -> None:
-    f0, f1, b0, b1 = make(0), make(1), boxes(60, 2), boxes(45, 3)
-    there = match_regions(f0, f1, b0, b1, mutual=True)
-    back = match_regions(f1, f0, b1, b0, mutual=True)
-    assert 0 < len(there) < 45
-    pairs = set(zip(there.source.tolist(), there.index.tolist(), strict=True))
-    assert pairs == set(zip(back.index.tolist(), back.source.tolist(), strict=True))
-
-
-def test_min_score_leaves_out_the_rest() -> None:
-    f0, f1, b0, b1 = make(0), make(1), boxes(60, 2), boxes(45, 3)
-    every = match_regions(f0, f1, b0, b1)
-    limit = every.score.median().item()
-    kept = match_regions(f0, f1, b0, b1, min_score=limit)
-    assert torch.equal(kept.source, every.source[every.score >= limit])
-    assert 0 < len(kept) < len(every)
 
 
 def test_bad_boxes_and_pairs_are_refused_in_words() -> None:
@@ -184,9 +164,7 @@ def test_dense_matches_by_regions_follow_shifted_boxes() -> None:
     )
     boxes0 = torch.tensor([[4.0, 8.0, 30.0, 40.0], [20.0, 10.0, 50.0, 44.0]])
     moved = boxes0 + torch.tensor([6.0, -3.0, 6.0, -3.0])
-    matches = RegionMatches(
-        boxes0, moved, torch.tensor([0.9, 0.4]), torch.arange(2), torch.arange(2)
-    )
+    matches = RegionMatches(boxes0, moved, torch.tensor([0.9, 0.4]), torch.arange(2))
     image = torch.randint(0, 255, (3, 48, 64), generator=generator, dtype=torch.uint8)
     found = match_dense_by_regions(features, features, image, matches)
     ys, xs = torch.meshgrid(torch.arange(48), torch.arange(64), indexing="ij")

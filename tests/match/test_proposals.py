@@ -1,4 +1,4 @@
-"""Proposals: the sampler against its definition, what every method promises, the file of many."""
+"""Proposals: the sampler against its definition, what the boxes promise, the file of many."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from surefeat.core.geometry import box_iou, boxes_from_xywh
 from surefeat.core.image import ImageError
 from surefeat.data.sources import find_images
 from surefeat.match import proposals
-from surefeat.match.config import ProposalConfig, ProposalMethod
+from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import (
     key_of,
     make_proposals,
@@ -34,7 +34,7 @@ from surefeat.match.proposals import (
 prim = pytest.importorskip("surefeat.match.prim", reason="needs pip install 'surefeat[proposals]'")
 
 FAST = ProposalConfig(draws=300)
-GRID = ProposalConfig(method="grid", count=30)
+FEW = ProposalConfig(count=30, draws=100)
 # Four superpixels in a ring with a chord: areas and edge similarities made up by hand.
 AREAS = [0.02, 0.08, 0.3, 0.6]
 EDGES = {(0, 1): 0.9, (1, 2): 0.5, (2, 3): 0.7, (0, 3): 0.3, (0, 2): 0.6}
@@ -148,9 +148,8 @@ def test_spread_prefers_boxes_unlike_those_it_has() -> None:
     assert prim.spread(boxes, np.array([1.0]), 2).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("method", ["prim", "selective", "grid"])
-def test_boxes_are_distinct_and_inside_the_image(method: ProposalMethod) -> None:
-    boxes = propose(photo(), replace(FAST, method=method, count=50))
+def test_boxes_are_distinct_and_inside_the_image() -> None:
+    boxes = propose(photo(), replace(FAST, count=50))
     assert boxes.dtype == torch.float32
     assert 10 <= len(boxes) <= 50
     assert len(boxes.unique(dim=0)) == len(boxes)
@@ -167,24 +166,11 @@ def test_a_large_image_gets_the_boxes_of_its_shrunk_copy() -> None:
     assert torch.allclose(propose(large, few), (propose(small, few) + edges) * 4 - edges)
 
 
-@pytest.mark.parametrize("method", ["prim", "selective", "grid"])
 @pytest.mark.parametrize("size", [(1, 1), (2, 9), (40, 30)])
-def test_a_flat_image_gives_the_whole_image_or_a_plain_grid(
-    method: ProposalMethod, size: tuple[int, int]
-) -> None:
+def test_a_flat_image_gives_the_whole_image(size: tuple[int, int]) -> None:
     flat = torch.full((3, *size), 128, dtype=torch.uint8)
-    boxes = propose(flat, ProposalConfig(method=method, draws=50, border=0.01))
-    whole = [0.0, 0.0, size[1] - 1.0, size[0] - 1.0]
-    assert len(boxes) >= 1
-    if method != "grid" or size == (1, 1):
-        assert boxes.tolist() == [whole]
-
-
-def test_border_setting_drops_boxes_that_touch_it() -> None:
-    inner = propose(photo(), replace(FAST, border=0.02))
-    assert len(inner) > 0
-    assert (inner[:, :2] >= torch.tensor([0.02 * 128, 0.02 * 96])).all()
-    assert (inner[:, 2:] <= torch.tensor([127 - 0.02 * 128, 95 - 0.02 * 96])).all()
+    boxes = propose(flat, ProposalConfig(draws=50))
+    assert boxes.tolist() == [[0.0, 0.0, size[1] - 1.0, size[0] - 1.0]]
 
 
 def test_a_seed_reproduces_its_boxes_and_another_does_not() -> None:
@@ -196,8 +182,7 @@ def test_a_seed_reproduces_its_boxes_and_another_does_not() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (ProposalConfig(count=0), "count 0"),
-        (ProposalConfig(method="edges"), "use prim, selective or grid"),  # type: ignore[arg-type]
+        (ProposalConfig(count=0), "count is 0"),
         (ProposalConfig(side=70_000), "side is 70000"),
     ],
 )
@@ -239,8 +224,8 @@ def photos(tmp_path: Path) -> Path:
 def test_what_is_written_comes_back_in_quarter_pixels(tmp_path: Path) -> None:
     boxes = torch.tensor([[0.0, 1.25, 30.5, 40], [5, 5, 6, 700.75], [0.1, 0, 5, 9]])
     given = {"b" * 32: boxes, "a" * 32: torch.zeros(0, 4)}
-    write_proposals(given, GRID, tmp_path / "deep" / "p.sqlite")
-    known = read_proposals(tmp_path / "deep" / "p.sqlite", GRID)
+    write_proposals(given, FEW, tmp_path / "deep" / "p.sqlite")
+    known = read_proposals(tmp_path / "deep" / "p.sqlite", FEW)
     assert known.keys() == given.keys()
     assert torch.equal(known["b" * 32], (boxes * 4).round() / 4)
     assert known["a" * 32].shape == (0, 4)
@@ -250,8 +235,8 @@ def test_boxes_of_a_very_wide_image_are_kept_as_they_are(tmp_path: Path) -> None
     """70,000 pixels are more than two bytes hold."""
     wide = tmp_path / "wide.png"
     Image.new("RGB", (70_000, 3), (90, 0, 0)).save(wide)
-    boxes = proposals_of([wide], GRID, file=tmp_path / "p", quiet=True)[wide]
-    assert torch.equal(boxes, propose(torch.zeros(3, 3, 70_000, dtype=torch.uint8), GRID))
+    boxes = proposals_of([wide], FEW, file=tmp_path / "p", quiet=True)[wide]
+    assert torch.equal(boxes, propose(torch.zeros(3, 3, 70_000, dtype=torch.uint8), FEW))
     assert boxes[:, 2].max() > 65_535
 
 
@@ -259,7 +244,7 @@ def test_proposals_are_made_once_and_added_to(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items, file = find_images(photos), tmp_path / "p.sqlite"
-    assert make_proposals(items[:3], GRID, file=file, quiet=True) == 3
+    assert make_proposals(items[:3], FEW, file=file, quiet=True) == 3
     asked: list[Tensor] = []
     make = proposals.propose
 
@@ -268,13 +253,13 @@ def test_proposals_are_made_once_and_added_to(
         return make(image, config)
 
     monkeypatch.setattr(proposals, "propose", counted)
-    assert make_proposals(items, GRID, file=file, quiet=True) == 2
+    assert make_proposals(items, FEW, file=file, quiet=True) == 2
     assert len(asked) == 2
-    assert make_proposals(items, GRID, file=file, quiet=True) == 0
-    known = read_proposals(file, GRID)
+    assert make_proposals(items, FEW, file=file, quiet=True) == 0
+    known = read_proposals(file, FEW)
     assert known.keys() == {key_of(path.read_bytes()) for path in photos.iterdir()}
     renamed = (photos / "0.png").rename(tmp_path / "elsewhere.png")
-    kept = proposals_of([renamed], GRID, file=file, quiet=True)[renamed]
+    kept = proposals_of([renamed], FEW, file=file, quiet=True)[renamed]
     assert torch.equal(kept, known[key_of(renamed.read_bytes())])
     assert len(asked) == 2
 
@@ -295,10 +280,10 @@ def test_what_was_made_before_an_interruption_is_kept_and_written_once(
     monkeypatch.setattr(proposals, "propose", interrupted)
     monkeypatch.setattr(zlib, "compress", lambda data: packed.append(data) or compress(data))
     with pytest.raises(KeyboardInterrupt):
-        make_proposals(items, GRID, file=file, workers=1, quiet=True)
+        make_proposals(items, FEW, file=file, workers=1, quiet=True)
     monkeypatch.setattr(proposals, "propose", make)
-    assert make_proposals(items, GRID, file=file, quiet=True) == 2
-    assert len(packed) == len(read_proposals(file, GRID)) == 5
+    assert make_proposals(items, FEW, file=file, quiet=True) == 2
+    assert len(packed) == len(read_proposals(file, FEW)) == 5
 
 
 def test_a_file_is_read_where_nothing_can_be_made(
@@ -317,23 +302,23 @@ def test_a_file_is_read_where_nothing_can_be_made(
 def test_a_corrupt_image_does_not_stop_the_others(photos: Path, tmp_path: Path) -> None:
     (photos / "2.png").write_bytes(b"nothing")
     file = tmp_path / "p.sqlite"
-    assert make_proposals(find_images(photos), GRID, file=file, quiet=True) == 4
+    assert make_proposals(find_images(photos), FEW, file=file, quiet=True) == 4
     with pytest.raises(ImageError, match=r"2\.png"):
-        proposals_of(photos.iterdir(), GRID, file=file, quiet=True)
+        proposals_of(photos.iterdir(), FEW, file=file, quiet=True)
 
 
 def test_other_settings_and_damaged_files_are_refused(photos: Path, tmp_path: Path) -> None:
     file = tmp_path / "p.sqlite"
-    make_proposals(find_images(photos), GRID, file=file, quiet=True)
+    make_proposals(find_images(photos), FEW, file=file, quiet=True)
     with pytest.raises(ValueError, match="of other settings"):
-        read_proposals(file, replace(GRID, seed=1))
+        read_proposals(file, replace(FEW, seed=1))
     with pytest.raises(ValueError, match="of other settings"):
-        make_proposals(find_images(photos), replace(GRID, count=31), file=file, quiet=True)
+        make_proposals(find_images(photos), replace(FEW, count=31), file=file, quiet=True)
     whole = file.read_bytes()
     for damaged in (whole[:100], b"PK\3\4" + whole[4:], b""):
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match="is damaged or holds no proposals"):
-            read_proposals(file, GRID)
+            read_proposals(file, FEW)
     with pytest.raises(FileNotFoundError, match="surefeat boxes propose"):
         read_proposals(tmp_path / "gone.sqlite")
 

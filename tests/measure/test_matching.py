@@ -14,9 +14,10 @@ from torch import Tensor
 from surefeat.core.geometry import Frame, box_iou
 from surefeat.core.image import resize
 from surefeat.data.benchmarks import load_benchmark
-from surefeat.match.dense import dense_from_regions, transfer_points
+from surefeat.match.dense import flow_from_regions, transfer_points
 from surefeat.match.points import match_points
 from surefeat.match.regions import dense_products, match_regions, pool_layer, region_scores
+from surefeat.match.sd_filter import sd_filter
 from surefeat.match.search import find, prepare
 from surefeat.measure.matching import find_near, finer, measure, to_square
 from surefeat.measure.material import FeatureStore, Material, prepare_material
@@ -74,10 +75,14 @@ def test_each_route_by_regions_is_its_public_functions_one_after_the_other(
             *(store[key] for key in case.keys), *boxes, pooling=pooling, lower_weight=lower_weight
         )
         guide = resize(material.pictures[case.keys[0]][None], size=(coarse.side, coarse.side))[0]
-        field, _ = dense_from_regions(
-            matches.boxes0, matches.boxes1, matches.score, guide, size1=(coarse.side, coarse.side)
+        size = (coarse.side, coarse.side)
+        field, known = flow_from_regions(
+            matches.boxes0, matches.boxes1, matches.score, size0=size, size1=size
         )
-        moved = transfer_points(field, frames[0].to_network(case.pair.common()[0]))
+        smooth = sd_filter(field.permute(2, 0, 1)[None], known[None] > 0, guide[None])[0]
+        moved = transfer_points(
+            smooth.permute(1, 2, 0), frames[0].to_network(case.pair.common()[0])
+        )
         expected = frames[1].to_original(moved)
         for name in routes:
             off = torch.tensor(record[name]["points"]) - expected

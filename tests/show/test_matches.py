@@ -59,9 +59,7 @@ def test_no_matches_is_said_and_drawn() -> None:
 
 def test_region_boxes_are_drawn_to_their_outer_edges() -> None:
     boxes = torch.tensor([[2.0, 3.0, 11.0, 20.0], [0.0, 0.0, 4.0, 4.0]])
-    matches = RegionMatches(
-        boxes, boxes, torch.tensor([0.9, 0.1]), torch.arange(2), torch.arange(2)
-    )
+    matches = RegionMatches(boxes, boxes, torch.tensor([0.9, 0.1]), torch.arange(2))
     figure = viz.region_matches(PHOTO0, PHOTO1, matches, top=1)
     for axes in figure.axes[:2]:
         # The seam below the box and the box itself.
@@ -74,9 +72,7 @@ def test_region_boxes_are_drawn_to_their_outer_edges() -> None:
 def _regions(boxes0: list[list[float]], boxes1: list[list[float]]) -> RegionMatches:
     """Scores fall from 0.9 by 0.1."""
     count = torch.arange(len(boxes0))
-    return RegionMatches(
-        torch.tensor(boxes0), torch.tensor(boxes1), 0.9 - 0.1 * count, count, count
-    )
+    return RegionMatches(torch.tensor(boxes0), torch.tensor(boxes1), 0.9 - 0.1 * count, count)
 
 
 def _numbered(axes: Axes) -> dict[str, str]:
@@ -141,7 +137,7 @@ def test_numbers_of_boxes_with_one_corner_do_not_hide_each_other() -> None:
 
 def test_no_region_matches_is_said() -> None:
     none = torch.zeros(0, 4)
-    empty = RegionMatches(none, none, torch.zeros(0), torch.arange(0), torch.arange(0))
+    empty = RegionMatches(none, none, torch.zeros(0), torch.arange(0))
     assert viz.region_matches(PHOTO0, PHOTO1, empty).get_suptitle() == "no matches"
 
 

@@ -101,8 +101,7 @@ def warped(source: ShownPhoto, target: ShownPhoto, places: Tensor, amount: float
     """
     size = target.frame.network
     start = even_grid(source.features, size=size).reshape(*size, 2)
-    pixels = cell_centres(size=size, stride=1.0).reshape(*size, 2)
-    return to_pil(warp_image(source.pixels, torch.lerp(start, places, amount) - pixels))
+    return to_pil(warp_image(source.pixels, torch.lerp(start, places, amount)))
 
 
 def confidence_maps(

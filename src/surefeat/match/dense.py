@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surefeat.core.geometry import cell_centres, sample
 from surefeat.match.regions import RegionMatches
-from surefeat.match.sd_filter import DEFAULTS, SDSettings, sd_filter
+from surefeat.match.sd_filter import sd_filter
 from surefeat.match.search import Voting, even_grid, find, join, prepare_pair, vote
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
@@ -77,10 +77,7 @@ def match_dense(
 
 
 def match_dense_by_regions(
-    features0: Features,
-    features1: Features,
-    image0: Tensor,
-    matches: RegionMatches,
+    features0: Features, features1: Features, image0: Tensor, matches: RegionMatches
 ) -> DenseMatches:
     """The paper's route: region matches -> flow -> SD filter along the edges of image 0.
 
@@ -91,10 +88,11 @@ def match_dense_by_regions(
     if tuple(image0.shape[-2:]) != size0:
         raise ValueError(f"image0 is {tuple(image0.shape)}, its features are of {size0}")
     regions = (matches.boxes0.cpu(), matches.boxes1.cpu(), matches.score.cpu())
-    field, score = dense_from_regions(*regions, image0.cpu(), size1=size1)
+    field, score = flow_from_regions(*regions, size0=size0, size1=size1)
+    smooth = sd_filter(field.permute(2, 0, 1)[None], score[None] > 0, image0[None].cpu())[0]
     places = cell_centres(size=size0, stride=1.0)
     top = torch.tensor([size1[1] - 1, size1[0] - 1])
-    points1 = (places + field.reshape(-1, 2)).clamp_min(0).minimum(top)
+    points1 = (places + smooth.flatten(1).T).clamp_min(0).minimum(top)
     trust = [f.confidence_at(p).cpu() for f, p in ((features0, places), (features1, points1))]
     confidence = 2 / (1 / trust[0] + 1 / trust[1])
     return DenseMatches(points1.reshape(*size0, 2), score, confidence.reshape(size0))
@@ -128,9 +126,6 @@ def flow_from_regions(
     boxes0, boxes1, scores = boxes0[order].double(), boxes1[order].double(), scores[order]
     rank = _first_owner(boxes0, size=size0)
     covered = rank < len(order)
-    if not covered.any():
-        empty = torch.zeros(height, width, device=device)
-        return torch.zeros(height, width, 2, device=device), empty
     source = torch.nonzero(covered)
     pixels, owner = source.flip(-1).double(), rank[covered]
     low0, low1 = boxes0[owner, :2] - 0.5, boxes1[owner, :2] - 0.5
@@ -143,25 +138,6 @@ def flow_from_regions(
     field[source[kept, 0], source[kept, 1]] = (moved - pixels)[kept].float()
     confidence[source[kept, 0], source[kept, 1]] = scores[owner[kept]].float()
     return field, confidence
-
-
-def dense_from_regions(
-    boxes0: Tensor,
-    boxes1: Tensor,
-    scores: Tensor,
-    image0: Tensor,
-    *,
-    size1: tuple[int, int],
-    settings: SDSettings = DEFAULTS,
-) -> tuple[Tensor, Tensor]:
-    """flow_from_regions along the edges of image 0 (3, H0, W0) uint8: the field has no holes.
-
-    The confidence (H0, W0) still is 0 where the filter filled one.
-    """
-    size0 = (image0.shape[-2], image0.shape[-1])
-    field, confidence = flow_from_regions(boxes0, boxes1, scores, size0=size0, size1=size1)
-    smooth = sd_filter(field.permute(2, 0, 1), confidence > 0, image0, settings=settings)
-    return smooth.permute(1, 2, 0), confidence
 
 
 def _first_owner(boxes: Tensor, *, size: tuple[int, int]) -> Tensor:
@@ -186,15 +162,15 @@ def _most_confident(targets: Tensor, owner: Tensor, *, width: int, count: int) -
     return best[cells] == rank
 
 
-def warp_image(image1: Tensor, field: Tensor) -> Tensor:
-    """Image 1 (C, H1, W1) seen in image 0's frame: its values at p + v(p), (C, H0, W0).
+def warp_image(image1: Tensor, points1: Tensor) -> Tensor:
+    """Image 1 (C, H1, W1) seen in image 0's frame: its values at points1 (H0, W0, 2), (C, H0, W0).
 
     Convention: bilinear, beyond the border the border value; the type is kept, integers rounded.
     """
-    height, width = field.shape[:2]
-    targets = (_pixels(field) + field).reshape(1, -1, 2)
-    read = sample(image1.unsqueeze(0).to(field.dtype), targets)[0].T.reshape(-1, height, width)
-    return read if image1.is_floating_point() else read.round().to(image1.dtype)
+    height, width = points1.shape[:2]
+    read = sample(image1[None].to(points1.dtype), points1.reshape(1, -1, 2))[0]
+    values = read.T.reshape(-1, height, width)
+    return values if image1.is_floating_point() else values.round().to(image1.dtype)
 
 
 def transfer_points(field: Tensor, points: Tensor) -> Tensor:
@@ -202,11 +178,3 @@ def transfer_points(field: Tensor, points: Tensor) -> Tensor:
     height, width = field.shape[:2]
     cells = points.round().long()
     return points + field[cells[:, 1].clamp(0, height - 1), cells[:, 0].clamp(0, width - 1)]
-
-
-def _pixels(field: Tensor) -> Tensor:
-    """Pixel positions (H, W, 2) of a field."""
-    ys, xs = torch.meshgrid(
-        *(torch.arange(n, device=field.device) for n in field.shape[:2]), indexing="ij"
-    )
-    return torch.stack([xs, ys], dim=-1).to(field.dtype)

@@ -1,9 +1,8 @@
 """Boxes that may hold objects: made for an image, kept for many in one file.
 
-Randomized Prim and selective search need OpenCV's contrib modules and numba:
-`pip install 'surefeat[proposals]'`. The file is an SQLite database that grows by what is added, so
-making it can be interrupted; it holds its settings, and a machine without OpenCV can read it. Boxes
-computed elsewhere serve as well: whatever takes boxes takes a plain (N, 4) tensor.
+Randomized Prim needs OpenCV's contrib modules and numba: `pip install 'surefeat[proposals]'`. The
+file is an SQLite database that grows by what is added, so making it can be interrupted; it holds
+its settings, and a machine without OpenCV can read it.
 
 Convention: inclusive boxes (N, 4), x1, y1, x2, y2, original pixels of the image.
 """
@@ -26,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.core.files import to_dict
-from surefeat.core.geometry import Frame, boxes_from_xywh
+from surefeat.core.geometry import Frame
 from surefeat.core.image import ImageError, decode, read_bytes
 from surefeat.data.decode import Item, Place
 from surefeat.match.config import ProposalConfig
@@ -35,15 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Pixels = NDArray[np.uint8]
-
-GRID_SCALES = (0.1, 0.2, 0.35, 0.55, 0.8)
-"""Of a plain grid: square root of a box's share of the image."""
-
-GRID_ASPECTS = (0.5, 1.0, 2.0)
-"""Width over height, relative to the image's own."""
-
-GRID_STEP = 0.3
-"""Distance of neighbours in box sides."""
 
 DEFAULT = ProposalConfig()
 
@@ -68,19 +58,9 @@ def propose(image: Tensor, config: ProposalConfig = DEFAULT) -> Tensor:
             f"an image is (3, H, W) uint8, got {tuple(image.shape)} {image.dtype};"
             " load it with surefeat.load_image or repeat a grey channel three times"
         )
-    if config.method not in ("prim", "selective", "grid") or config.count < 1:
-        said = f"method {config.method!r}, count {config.count}"
-        raise ValueError(f"{said}: use prim, selective or grid, and 1 box or more")
-    if not 1 <= config.side < 1 << 15:
-        raise ValueError(f"side is {config.side}; Prim segments images of 1 to 32767 pixels")
-    if config.method == "prim":
-        return _prim(image, config)
-    if config.method == "selective":
-        return _selective(image, config.count)
-    return _grid((image.shape[1], image.shape[2]), config.count, config.seed)
-
-
-def _prim(image: Tensor, config: ProposalConfig) -> Tensor:
+    if config.count < 1 or not 1 <= config.side < 1 << 15:
+        said = f"count is {config.count}, side is {config.side}"
+        raise ValueError(f"{said}: ask for 1 box or more, of an image of 1 to 32767 pixels")
     cv2 = _contrib()
     from surefeat.match import prim
 
@@ -101,7 +81,7 @@ def _prim(image: Tensor, config: ProposalConfig) -> Tensor:
 
     with ThreadPoolExecutor(min(len(spaces), torch.get_num_threads())) as pool:
         drawn = np.concatenate(list(pool.map(draw, range(len(spaces)))))
-    boxes = _without_border(_distinct(drawn), small, config.border).astype(np.float64)
+    boxes = _distinct(drawn).astype(np.float64)
     boxes = np.random.default_rng([config.seed, len(spaces)]).permutation(boxes)
     boxes = boxes[prim.spread(boxes, np.array(config.overlaps), config.count)]
     # From the shrunk image's pixels back to the original's: the outer edges are mapped.
@@ -132,44 +112,6 @@ def _distinct(boxes: NDArray[np.int64]) -> NDArray[np.int64]:
     return unpacked
 
 
-def _without_border(
-    boxes: NDArray[np.int64], size: tuple[int, int], share: float
-) -> NDArray[np.int64]:
-    """Boxes clear of the outer share of the image; all of them if none is, or if share is 0."""
-    height, width = size
-    left, top = share * width, share * height
-    clear = (boxes[:, 0] >= left) & (boxes[:, 1] >= top)
-    clear &= (boxes[:, 2] <= width - 1 - left) & (boxes[:, 3] <= height - 1 - top)
-    return boxes[clear] if share > 0 and clear.any() else boxes
-
-
-def _selective(image: Tensor, count: int) -> Tensor:
-    """OpenCV's selective search, fast mode; the first `count` in its own order."""
-    search = _contrib().ximgproc.segmentation.createSelectiveSearchSegmentation()
-    search.setBaseImage(np.ascontiguousarray(image.cpu().permute(1, 2, 0).numpy()[..., ::-1]))
-    search.switchToSelectiveSearchFast()
-    return boxes_from_xywh(torch.from_numpy(search.process()[:count]).float())
-
-
-def _grid(size: tuple[int, int], count: int, seed: int) -> Tensor:
-    """Boxes of every scale and aspect at regular steps; `count` at random if there are more."""
-    height, width = size
-    kinds = []
-    for scale in GRID_SCALES:
-        for aspect in GRID_ASPECTS:
-            sides = (scale * width * aspect**0.5, scale * height / aspect**0.5)
-            w, h = (max(1, min(n, round(s))) for n, s in zip((width, height), sides, strict=True))
-            spots = [
-                torch.linspace(0, n - s, 1 + max(0, round((n - s) / (GRID_STEP * s)))).round()
-                for n, s in ((width, w), (height, h))
-            ]
-            corners = torch.cartesian_prod(*spots)
-            kinds.append(torch.cat([corners, corners + torch.tensor([w - 1.0, h - 1.0])], dim=1))
-    boxes: Tensor = torch.unique(torch.cat(kinds), dim=0)
-    order = torch.randperm(len(boxes), generator=torch.Generator().manual_seed(seed))
-    return boxes[order[:count]]
-
-
 def _contrib() -> Any:
     """OpenCV with its contrib modules, and numba, or an error that says how to get them."""
     try:
@@ -180,8 +122,7 @@ def _contrib() -> Any:
     except (ImportError, AttributeError) as error:
         raise ImportError(
             "proposals need numba and OpenCV's contrib modules: pip install 'surefeat[proposals]'"
-            " (a plain opencv-python beside it hides the contrib modules: uninstall that one);"
-            " method='grid' needs neither"
+            " (a plain opencv-python beside it hides the contrib modules: uninstall that one)"
         ) from error
     return cv2
 

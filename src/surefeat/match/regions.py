@@ -34,8 +34,6 @@ class RegionMatches:
     """(N, 4) their matches, original pixels of image 1."""
     score: Tensor
     """(N,) rectified inner product; in [0, 1] when normalised."""
-    source: Tensor
-    """(N,) which of the given boxes0."""
     index: Tensor
     """(N,) which of the given boxes1."""
 
@@ -74,8 +72,6 @@ def match_regions(
     descriptor_weight: float = 1.0,
     lower_weight: float = 1.0,
     pooling: Pooling = "max",
-    mutual: bool = False,
-    min_score: float | None = None,
 ) -> RegionMatches:
     """The best of boxes1 (M, 4) for each of boxes0 (N, 4), by features pooled in 7x7 bins.
 
@@ -83,7 +79,6 @@ def match_regions(
     normalised: the blocks of descriptors and lower layer have unit length, each and together;
     otherwise the raw inner products are added. lower: use the lower layer at all; what each of
     the two counts follows from their weights. pooling: what a bin keeps of its cells.
-    mutual: keep only pairs that are each other's best. min_score: keep only scores this high.
     """
     check_pair(features0, features1)
     device = features0.descriptors.device
@@ -92,23 +87,15 @@ def match_regions(
     if not len(boxes1):
         raise ValueError("boxes1 is empty, so nothing can be matched; pass at least one box")
     layers: tuple[Layer, ...] = ("descriptors", "lower") if lower else ("descriptors",)
-    pooled0, pooled1 = (
-        [
-            pool_layer(features, boxes, layer, confidence=confidence, pooling=pooling)
-            for layer in layers
-        ]
-        for features, boxes in ((features0, boxes0), (features1, boxes1))
-    )
+
+    def pooled(features: Features, boxes: Tensor) -> list[Pooled]:
+        return [pool_layer(features, boxes, layer, confidence=confidence, pooling=pooling)
+                for layer in layers]  # fmt: skip
+
     weights = (descriptor_weight, lower_weight) if lower else (1.0,)
-    score, index, back = _best(pooled0, pooled1, weights, normalised=normalised)
-    source = torch.arange(len(score), device=device)
-    keep = torch.ones_like(source, dtype=torch.bool)
-    if mutual:
-        keep &= back[index] == source
-    if min_score is not None:
-        keep &= score >= min_score
-    source, index, score = source[keep], index[keep], score[keep]
-    return RegionMatches(boxes0[source], boxes1[index], score, source, index)
+    blocks = (pooled(features0, boxes0), pooled(features1, boxes1))
+    score, index = _best(*blocks, weights, normalised=normalised)
+    return RegionMatches(boxes0, boxes1[index], score, index)
 
 
 def pool_layer(
@@ -175,22 +162,15 @@ def dense_products(block0: Pooled, block1: Pooled) -> Tensor:
 
 def _best(
     pooled0: list[Pooled], pooled1: list[Pooled], weights: Sequence[float], *, normalised: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Best score (N,) and its box (N,) for every box of image 0, best box (M,) for those of 1."""
+) -> tuple[Tensor, Tensor]:
+    """Best score (N,) and its box (N,) for every box of image 0."""
     count0, count1 = len(pooled0[0].index), len(pooled1[0].index)
     step = max(1, _CHUNK // count1)
-    scores, indices = [], []
-    device = pooled0[0].vectors.device
-    top = torch.full((count1,), -1.0, device=device)
-    back = torch.zeros(count1, dtype=torch.long, device=device)
+    none = pooled0[0].vectors.new_zeros(0, dtype=torch.float32)
+    scores, indices = [none], [none.long()]
     for start in range(0, count0, step):
         rows = [block.rows(slice(start, start + step)) for block in pooled0]
-        part = region_scores(rows, pooled1, weights, normalised=normalised)
-        score, index = part.max(1)
+        score, index = region_scores(rows, pooled1, weights, normalised=normalised).max(1)
         scores.append(score)
         indices.append(index)
-        column, row = part.max(0)
-        back = torch.where(column > top, row + start, back)
-        top = torch.maximum(column, top)
-    none = torch.zeros(0, device=device)
-    return torch.cat([none, *scores]), torch.cat([none.long(), *indices]), back
+    return torch.cat(scores), torch.cat(indices)

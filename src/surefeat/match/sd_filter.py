@@ -1,8 +1,7 @@
 """The static/dynamic filter (Ham, Cho, Ponce 2015): fill and smooth a field along an image's edges.
 
 Solved directly, never iteratively: the weights span ten decades. It is sparse work for the CPU,
-wherever the field lies: by `grid_solver` where numba is installed, else, four times slower, by
-scipy's banded Cholesky, with the same answer (`pip install 'surefeat[proposals]'` brings both).
+wherever the field lies, by `grid_solver`, which needs numba (`pip install 'surefeat[proposals]'`).
 """
 
 from __future__ import annotations
@@ -11,17 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -43,30 +34,20 @@ class SDSettings:
 DEFAULTS = SDSettings()
 
 
-def sd_filter(
-    values: Tensor, mask: Tensor, guidance: Tensor, *, settings: SDSettings = DEFAULTS
-) -> Tensor:
-    """Values (C, H, W), mask (H, W) bool, guidance (3, H, W) uint8 RGB -> (C, H, W) float32.
+def sd_filter(values: Tensor, mask: Tensor, guidance: Tensor) -> Tensor:
+    """Values (B, C, H, W), mask (B, H, W) bool, guidance (B, 3, H, W) uint8 RGB -> (B, C, H, W).
 
     Solves (M + lambda L) u = M f, M = diag(mask), channel by channel: L depends on the channel's
-    own u from the second iteration on. A leading batch dimension on all three is allowed, and a
-    plain (H, W) of values. Where the mask is empty there is nothing to go by and the result is 0.
-    The result lies where the values do.
+    own u from the second iteration on. Where the mask is empty there is nothing to go by and the
+    result is 0. It is float32 and lies where the values do.
     """
-    if values.dim() == 2:
-        return sd_filter(values.unsqueeze(0), mask, guidance, settings=settings)[0]
-    if values.dim() == 3:
-        batch = (values.unsqueeze(0), mask.unsqueeze(0), guidance.unsqueeze(0))
-        return sd_filter(*batch, settings=settings)[0]
     if values.shape[0] != mask.shape[0] or values.shape[-2:] != guidance.shape[-2:]:
         raise ValueError(
             f"values {tuple(values.shape)}, mask {tuple(mask.shape)} and guidance"
             f" {tuple(guidance.shape)} differ in batch or size; resize the guidance to the field"
         )
-    if settings.iterations < 1:
-        raise ValueError(f"iterations is {settings.iterations}; it must be at least 1")
     with _own_threads() as threads:
-        filtered = _filter(values.cpu(), mask.cpu(), guidance.cpu(), settings, threads)
+        filtered = _filter(values.cpu(), mask.cpu(), guidance.cpu(), threads)
     return filtered.to(values.device)
 
 
@@ -81,22 +62,19 @@ def _own_threads() -> Iterator[int]:
         torch.set_num_threads(threads)
 
 
-def _filter(
-    values: Tensor, mask: Tensor, guidance: Tensor, settings: SDSettings, threads: int
-) -> Tensor:
-    """Batches of the same size: (B, C, H, W), (B, H, W), (B, 3, H, W) -> (B, C, H, W)."""
+def _filter(values: Tensor, mask: Tensor, guidance: Tensor, threads: int) -> Tensor:
     data = mask.double()
     data = torch.where(data.flatten(1).any(1)[:, None, None], data, torch.ones_like(data))
     targets = torch.where(mask.unsqueeze(1), values.double(), 0.0)
-    static = _static_weights(guidance, settings)
+    static = _static_weights(guidance)
     # Constant values: the dynamic factor is the same for all edges and channels.
-    right, down = (w * (1 + settings.floor) for w in static)
+    right, down = (w * (1 + DEFAULTS.floor) for w in static)
     result = _solve(data, right, down, targets, threads)
     # From here on every channel has its own system.
     data, right, down = (t.repeat_interleave(values.shape[1], 0) for t in (data, *static))
     targets = targets.flatten(0, 1).unsqueeze(1)
-    for _ in range(settings.iterations - 1):
-        dynamic = _dynamic_factors(result.flatten(0, 1), settings)
+    for _ in range(DEFAULTS.iterations - 1):
+        dynamic = _dynamic_factors(result.flatten(0, 1))
         solved = _solve(data, right * dynamic[0], down * dynamic[1], targets, threads)
         result = solved.view_as(result)
     return result.float()
@@ -107,13 +85,10 @@ def rgb_to_lab(image: Tensor) -> Tensor:
     levels = torch.arange(256, dtype=torch.float64, device=image.device) / 255
     curve = torch.where(levels > 0.04045, ((levels + 0.055) / 1.055) ** 2.4, levels / 12.92)
     linear = curve[image.long()]
-    to_xyz = linear.new_tensor(
-        [
-            [0.412453, 0.357580, 0.180423],
-            [0.212671, 0.715160, 0.072169],
-            [0.019334, 0.119193, 0.950227],
-        ]
-    )
+    to_xyz = linear.new_tensor([
+        [0.412453, 0.357580, 0.180423], [0.212671, 0.715160, 0.072169],
+        [0.019334, 0.119193, 0.950227],
+    ])  # fmt: skip
     white = linear.new_tensor([0.950456, 1.0, 1.088754])
     xyz = torch.einsum("ij,...jhw->...ihw", to_xyz / white[:, None], linear)
     cube = torch.where(xyz > 0.008856, xyz.clamp_min(1e-9) ** (1 / 3), 7.787 * xyz + 16 / 116)
@@ -121,45 +96,42 @@ def rgb_to_lab(image: Tensor) -> Tensor:
     return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], dim=-3)
 
 
-def _static_weights(guidance: Tensor, settings: SDSettings) -> tuple[Tensor, Tensor]:
+def _static_weights(guidance: Tensor) -> tuple[Tensor, Tensor]:
     """lambda * (exp(-30 dg) + floor) between neighbours: right (B, H, W-1), down (B, H-1, W)."""
     lab = rgb_to_lab(guidance)
     right = (lab[..., 1:] - lab[..., :-1]).square().sum(1).sqrt()
     down = (lab[..., 1:, :] - lab[..., :-1, :]).square().sum(1).sqrt()
-    right, down = _to_unit(right, down)
-    decay, floor = settings.guidance_decay, settings.floor
-    scale = settings.smoothness
-    return scale * ((-decay * right).exp() + floor), scale * ((-decay * down).exp() + floor)
+    right, down = _kernels(right, down, DEFAULTS.guidance_decay)
+    return DEFAULTS.smoothness * right, DEFAULTS.smoothness * down
 
 
-def _dynamic_factors(values: Tensor, settings: SDSettings) -> tuple[Tensor, Tensor]:
+def _dynamic_factors(values: Tensor) -> tuple[Tensor, Tensor]:
     """exp(-15 du) + floor between neighbours of the values (B, H, W)."""
-    right, down = _to_unit(
-        (values[..., 1:] - values[..., :-1]).abs(), (values[..., 1:, :] - values[..., :-1, :]).abs()
-    )
-    decay, floor = settings.value_decay, settings.floor
-    return (-decay * right).exp() + floor, (-decay * down).exp() + floor
+    right = (values[..., 1:] - values[..., :-1]).abs()
+    down = (values[..., 1:, :] - values[..., :-1, :]).abs()
+    return _kernels(right, down, DEFAULTS.value_decay)
 
 
-def _to_unit(right: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Scaled to [0, 1] over all edges of each image; all zero where every edge is alike."""
+def _kernels(right: Tensor, down: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+    """exp(-decay d) + floor, d scaled to [0, 1] over each image's edges, and 0 where all agree."""
     edges = torch.cat([right.flatten(1), down.flatten(1)], dim=1)
     if edges.shape[1] == 0:
         return right, down
     low, high = (v[:, None, None] for v in edges.aminmax(dim=1))
     # Differences at the level of rounding are none: a constant field stays constant.
     span = torch.where(high - low > 1e-9, high - low, torch.inf)
-    return (right - low) / span, (down - low) / span
+    kernels = [(-decay * ((edge - low) / span)).exp() + DEFAULTS.floor for edge in (right, down)]
+    return kernels[0], kernels[1]
 
 
 def _solve(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor, threads: int) -> Tensor:
     """B systems with T right-hand sides each, (B, T, H, W), all float64."""
+    try:
+        from surefeat.match.grid_solver import solve
+    except ImportError as error:
+        fix = "pip install 'surefeat[proposals]'"
+        raise ImportError(f"the SD filter needs numba: {fix}") from error
     systems = zip(*(t.numpy() for t in (mask, right, down, targets)), strict=True)
-    if find_spec("numba") is None:
-        # One after the other: scipy holds Python's lock, so threads would only wait for it.
-        return torch.stack([torch.from_numpy(solve_banded(*system)) for system in systems])
-    from surefeat.match.grid_solver import solve
-
     # Influence fades to below 1e-308 across an image, where arithmetic is many times
     # slower; the flag belongs to a thread, and these threads end here.
     flush = torch.set_flush_denormal
@@ -167,29 +139,3 @@ def _solve(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor, threads: 
         if len(mask) == 1:
             return torch.from_numpy(solve(*next(systems), pool=pool)).unsqueeze(0)
         return torch.stack(list(pool.map(lambda s: torch.from_numpy(solve(*s)), systems)))
-
-
-def solve_banded(mask: Floats, right: Floats, down: Floats, targets: Floats) -> Floats:
-    """What grid_solver.solve gives, by scipy; 90 MB at 224 x 224."""
-    try:
-        from scipy.linalg import solveh_banded
-    except ImportError as error:
-        fix = "pip install 'surefeat[proposals]'"
-        raise ImportError(f"the SD filter needs numba or scipy: {fix}") from error
-    height, width = mask.shape
-    if width > height:
-        turned = solve_banded(mask.T, down.T, right.T, targets.transpose(0, 2, 1))
-        return turned.transpose(0, 2, 1)
-    if mask.size == 1:
-        return targets / mask  # scipy takes two pixels or more
-    bands = np.zeros((width + 1, height, width))
-    bands[0] = mask
-    bands[0, :, :-1] += right
-    bands[0, :, 1:] += right
-    bands[0, :-1] += down
-    bands[0, 1:] += down
-    bands[1, :, :-1] = -right
-    bands[width, :-1] -= down
-    sides = targets.reshape(len(targets), -1).T
-    solved = solveh_banded(bands.reshape(width + 1, -1), sides, lower=True, overwrite_ab=True)
-    return np.ascontiguousarray(solved.T).reshape(targets.shape)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from surefeat.core.geometry import Frame, box_iou, cell_centres
+from surefeat.core.geometry import Frame, box_iou
 from surefeat.core.image import ImageLike, load
 from surefeat.match.dense import DenseMatches, warp_image
 from surefeat.match.points import Matches
@@ -185,7 +185,7 @@ def _free_corners(
 def warped(image0: ImageLike, image1: ImageLike, back: DenseMatches) -> Figure:
     """Photo A warped onto photo B, beside both; `back` = match_dense(features1, features0)."""
     first, second = load(image0).cpu(), load(image1).cpu()
-    moved = warp_image(first, displacement(back))
+    moved = warp_image(first, back.points1.cpu())
     half = (second.float() * 0.5 + moved.float() * 0.5).to(second.dtype)
     height, width = second.shape[1:]
     figure = new_figure(
@@ -199,10 +199,3 @@ def warped(image0: ImageLike, image1: ImageLike, back: DenseMatches) -> Figure:
         small_title(axis, name)
     hide_frames(axes)
     return figure
-
-
-def displacement(dense: DenseMatches) -> Tensor:
-    """Target pixels (H, W, 2) -> displacement from each pixel of image 0."""
-    height, width = dense.points1.shape[:2]
-    pixels = cell_centres(size=(height, width), stride=1.0).reshape(height, width, 2)
-    return dense.points1.cpu() - pixels
