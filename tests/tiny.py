@@ -25,7 +25,7 @@ from torch import Tensor
 from hostile import add_member, encode
 from surefeat.boxes.config import BoxesConfig, DetectorConfig, LearnConfig, SelectConfig
 from surefeat.boxes.network import Detector
-from surefeat.boxes.run import fit_boxes
+from surefeat.boxes.train import fit_boxes
 from surefeat.core.geometry import Frame, apply_affine, cell_centres, fit_thin_plate, normalise
 from surefeat.core.image import resize
 from surefeat.data.decode import Batches, Canvas, Item, Place

@@ -25,9 +25,9 @@ from typing import Any
 from boxes_scores import choose, corlocs, detectors, named, precisions, right_share
 
 from surefeat.boxes.config import BoxesConfig, DetectorConfig, LearnConfig, SelectConfig
-from surefeat.boxes.photos import Photo
-from surefeat.boxes.run import fit_boxes, usable_photos
+from surefeat.boxes.photos import Photo, read_photos
 from surefeat.boxes.select import Candidate, Selection, score_photos, select, to_coco, to_csv
+from surefeat.boxes.train import fit_boxes
 from surefeat.core.files import choose_device, environment, file_hash, write_json, write_text
 from surefeat.data.coco import write_annotations
 from surefeat.data.keypoints import PASCAL3D_CLASSES as CLASSES
@@ -38,9 +38,8 @@ from surefeat.match.proposals import make_proposals, read_proposals
 # As in BoxesConfig; count: boxes per image in the file, regions: of them the first so many compete.
 DEFAULTS = {
     "trunk": "resnet50", "tap": "res5c", "pooled": 2, "hidden": 1024, "count": 500,
-    "regions": 250, "smallest": 0.04, "epochs": 4, "batch": 4, "trained": "none",
-    "optimiser": "adamw", "lr": 1e-4, "trunk-lr": 1e-5, "regulariser": 1e-4, "seed": 0,
-    "agreement": 1.0,
+    "regions": 250, "smallest": 0.04, "epochs": 4, "batch": 4, "lr": 1e-4, "regulariser": 1e-4,
+    "seed": 0, "agreement": 1.0,
 }  # fmt: skip
 
 
@@ -83,9 +82,8 @@ def settings(options: argparse.Namespace) -> BoxesConfig:
         ),
         proposals=ProposalConfig(count=options.count),
         learn=LearnConfig(
-            epochs=options.epochs, batch=options.batch, trained=options.trained, lr=options.lr,
-            trunk_lr=options.trunk_lr, optimiser=options.optimiser, scales=tuple(options.scales),
-            regulariser=options.regulariser, seed=options.seed, checkpoint_every=0,
+            epochs=options.epochs, batch=options.batch, lr=options.lr, seed=options.seed,
+            scales=tuple(options.scales), regulariser=options.regulariser, checkpoint_every=0,
         ),
         select=SelectConfig(
             scales=tuple(options.test_scales or options.scales), agreement=options.agreement
@@ -106,9 +104,8 @@ def measure(options: argparse.Namespace, config: BoxesConfig) -> dict[str, Any]:
     )  # fmt: skip
     times.append(time.perf_counter())
     known = read_proposals(options.proposals, config.proposals)
-    passed = {"scales": config.select.scales, "amp": config.learn.amp}
-    photos, _ = usable_photos(train.images, known, config)
-    scored = list(score_photos(done.detector, photos, **passed))
+    photos, _ = read_photos(train.images, known, config)
+    scored = list(score_photos(done.detector, photos, scales=config.select.scales))
     times.append(time.perf_counter())
     names, power = train.categories, config.select.agreement
     compared = {name: choose(scored, names, each) for name, each in detectors(power).items()}
@@ -117,12 +114,12 @@ def measure(options: argparse.Namespace, config: BoxesConfig) -> dict[str, Any]:
     metrics = {
         "train images": len(photos), "corloc on train": corlocs(photos, compared, names),
         "right boxes among the kept": right_share(photos, selection.kept()),
-        "selection": selection.counts,
+        "selection": selection.counts(),
     }  # fmt: skip
     val = load(options.data, "val", classes=options.classes, limit=options.limit)
-    more, _ = usable_photos(val.images, known, config)
+    more, _ = read_photos(val.images, known, config)
     times.append(time.perf_counter())
-    scored = list(score_photos(done.detector, more, **passed))
+    scored = list(score_photos(done.detector, more, scales=config.select.scales))
     times.append(time.perf_counter())
     metrics |= {"val images": len(more), "ap@0.5 on val": precisions(scored, names, power)}
     free = {image.name for image in learnable(options.data, val.images)}

@@ -63,7 +63,7 @@ def stages(
         for item, image, each in zip(items, pixels, proposals, strict=True)
     ]
     list(score_photos(detector, photos[:2], scales=config.select.scales[:1]))
-    whole = f"{config.select.passes} passes"
+    whole = f"{2 * len(config.select.scales)} passes"
     spent[whole], scored = timed(
         lambda: list(score_photos(detector, photos, scales=config.select.scales))
     )

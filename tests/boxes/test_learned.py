@@ -12,9 +12,8 @@ from detection import centre_box, corloc
 
 from surefeat.boxes import photos as detect_maps
 from surefeat.boxes.network import Detector
-from surefeat.boxes.photos import FreshMaps, KeptMaps, maps_fit, read_photos
-from surefeat.boxes.run import predict_boxes
-from surefeat.boxes.select import Candidate, Selection, score_photos
+from surefeat.boxes.photos import TrunkMaps, read_photos
+from surefeat.boxes.select import Candidate, Selection, predict_boxes, score_photos
 from surefeat.data.labels import find_labels
 from surefeat.data.sources import find_images
 from surefeat.match.proposals import read_proposals
@@ -52,7 +51,7 @@ def share_right(folder: Path, detector: Detector) -> tuple[float, float]:
 def _photos(folder: Path) -> list[Any]:
     found = find_labels(folder / "photos")
     known = read_proposals(folder / "proposals.npz")
-    return read_photos(found.images, known, side=SIZE, count=80)[0]
+    return read_photos(found.images, known, settings())[0]
 
 
 def _mirrored(photo: Any) -> Any:
@@ -88,20 +87,21 @@ def test_pretraining_takes_the_boxes_as_they_are(learned: tuple[Path, Detector])
     assert {(i.name.split("#")[0], i.crop, i.label) for i in items} == {
         (c.name, c.box, c.category) for c in kept
     }
-    counts = done.selection.counts
-    assert sum(counts["mean"].values()) == sum(counts["sum"].values()) == 120
+    counts = done.selection.counts()
+    assert counts["kept"] == len(kept)
+    assert sum(counts.values()) == 120
 
 
-def test_kept_maps_are_those_computed_anew(learned: tuple[Path, Detector]) -> None:
+def test_a_batch_has_the_map_of_each_photo_alone(learned: tuple[Path, Detector]) -> None:
     folder, detector = learned
-    photos = _photos(folder)[:5]
-    kept = KeptMaps(detector, photos, (64, SIZE), flips=True, amp=False)
-    fresh = FreshMaps(detector, photos, amp=False)
-    rows, flips = torch.tensor([3, 0, 4]), torch.tensor([True, False, True])
-    for scale in (64, SIZE):
-        first, second = (maps.of(rows, flips, scale=scale) for maps in (kept, fresh))
-        torch.testing.assert_close(first.maps, second.maps)
-        assert torch.equal(first.shapes, second.shapes)
+    square, other = _photos(folder)[:2]
+    wide = replace(other, pixels=other.pixels[:, :48], size=(48, SIZE))
+    maps, shapes = TrunkMaps(detector, [square, wide]).of([1, 0], [True, False], scale=SIZE)
+    alone = detector.maps(wide.pixels[None].flip(-1).float() / 255)[0]
+    assert tuple(shapes[0].tolist()) == alone.shape[1:]
+    assert maps.shape[2] == 2 * alone.shape[1]
+    torch.testing.assert_close(maps[0, :, : alone.shape[1]], alone)
+    assert not maps[0, :, alone.shape[1] :].any()
 
 
 def test_scores_are_the_mean_over_scales_and_flips(learned: tuple[Path, Detector]) -> None:
@@ -118,16 +118,23 @@ def test_scores_are_the_mean_over_scales_and_flips(learned: tuple[Path, Detector
         torch.testing.assert_close(found.scores, mean)
 
 
-def test_maps_are_kept_only_where_they_fit(
+def test_maps_are_computed_once_and_kept_while_they_fit(
     learned: tuple[Path, Detector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, detector = learned
-    photos, scales = _photos(folder)[:4], (64, SIZE)
-    kept = KeptMaps(detector, photos, scales, flips=True, amp=False)
-    size = sum(maps.maps.nbytes for maps in kept.stored.values())
-    for free, fits in ((size, False), (3 * size, True)):
+    photos = _photos(folder)[:3]
+    rows, flips = [2, 0, 1], [True, False, True]
+    size = TrunkMaps(detector, photos).of(rows, flips, scale=64)[0].nbytes
+    true, calls = detector.maps, []
+    monkeypatch.setattr(detector, "maps", lambda images: calls.append(1) or true(images))
+    for free, again in ((4 * size, 0), (1.2 * size, 1), (0, 3)):
         monkeypatch.setattr(detect_maps, "free_host_memory", lambda free=free: free)
-        assert maps_fit(detector, photos, scales, flips=True, amp=False) == fits
+        maps = TrunkMaps(detector, photos)
+        first = maps.of(rows, flips, scale=64)
+        calls.clear()
+        second = maps.of(rows, flips, scale=64)
+        assert len(calls) == again
+        assert all(map(torch.equal, first, second))
 
 
 def test_a_contact_sheet_shows_kept_and_dropped_boxes() -> None:
@@ -137,11 +144,11 @@ def test_a_contact_sheet_shows_kept_and_dropped_boxes() -> None:
         for i, name in enumerate(names)
     )
     images = {name: torch.zeros(3, 12, 16, dtype=torch.uint8) for name in names}
-    shown = chosen(Selection(found, {}), 6)
+    shown = chosen(Selection(found), 6)
     assert [c.verdict for c in shown] == ["kept"] * 3 + ["below the median"] * 3
     assert shown[0].score == max(c.score for c in found)
-    assert len(chosen(Selection(found[8:], {}), 30)) == 12
-    figure = contact_sheet(Selection(found, {}), images, count=6)
+    assert len(chosen(Selection(found[8:]), 30)) == 12
+    figure = contact_sheet(Selection(found), images, count=6)
     titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
     assert titles[0] == f"sky {shown[0].score:.3f}"
     assert "12 boxes kept (green) and 8 dropped" in figure.get_label()

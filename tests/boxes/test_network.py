@@ -67,7 +67,7 @@ def test_a_saved_detector_comes_back(tmp_path: Path) -> None:
     assert again.scale.item() == pytest.approx(0.37)
     images, cells = torch.rand(1, 3, 48, 48), torch.tensor([[[0.0, 0, 5, 5], [1, 1, 3, 4]]])
     valid = torch.ones(1, 2, dtype=torch.bool)
-    both = [d(d.maps(images), cells, valid).scores for d in (detector, again)]
+    both = [d(d.maps(images), cells, valid)[0] for d in (detector, again)]
     torch.testing.assert_close(both[0], both[1], atol=1e-3, rtol=1e-2)
     weights = tmp_path / "run" / "model" / "detector.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")

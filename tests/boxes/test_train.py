@@ -1,4 +1,4 @@
-"""Learning boxes: resuming, stopping, what is trained."""
+"""Learning boxes: resuming, stopping, what learns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +38,25 @@ import surefeat.boxes.train as train
 from tiny import fit, settings
 torch.set_num_threads(1)
 steps = train.box_steps
-data, out, init, trained, number, when = sys.argv[1:]
+data, out, init, number, when = sys.argv[1:]
 def disturbed(*args, **more):
     for step, taken in enumerate(steps(*args, **more)):
         if step == int(when):
             os.kill(os.getpid(), int(number))
         yield taken
 train.box_steps = disturbed
-fit(Path(data), Path(out), settings(**RUN, trained=trained), init=init)
+fit(Path(data), Path(out), settings(**RUN), init=init)
 """
 RUN: dict[str, Any] = {"epochs": 4, "log_every": 2, "checkpoint_every": 4}
 
 
-def disturb(data: Path, out: Path, init: Path, trained: str, number: int, when: int) -> str:
+def disturb(data: Path, out: Path, init: Path, number: int, when: int) -> str:
     """What a run said that got a signal; it ends with its exit status."""
     script = f"RUN = {RUN}\n{DISTURBED}"
     here = Path(__file__).parents[1]
     path = os.pathsep.join([str(here.parent / "src"), str(here)])
     done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, (data, out, init, trained, number, when))],
+        [sys.executable, "-c", script, *map(str, (data, out, init, number, when))],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -65,23 +64,23 @@ def disturb(data: Path, out: Path, init: Path, trained: str, number: int, when: 
 
 
 @pytest.mark.parametrize(
-    ("trained", "number", "said", "step"),
+    ("number", "said", "step"),
     [
-        ("none", signal.SIGKILL, f"{-signal.SIGKILL}", 4),
-        ("all", signal.SIGINT, "stopped after step 6; checkpoint saved", 6),
+        (signal.SIGKILL, f"{-signal.SIGKILL}", 4),
+        (signal.SIGINT, "stopped after step 6; checkpoint saved", 6),
     ],
 )
 def test_a_run_that_is_killed_or_stopped_resumes_to_the_same_bits(
-    trained: str, number: int, said: str, step: int, few: Path, tmp_path: Path
+    number: int, said: str, step: int, few: Path, tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
-    config, init = settings(**RUN, trained=trained), tmp_path / "small.safetensors"
+    config, init = settings(**RUN), tmp_path / "small.safetensors"
     with torch.random.fork_rng(devices=[]):
         # Another seed than the run's: a resumed run that made its trunk anew would have another.
         torch.manual_seed(config.learn.seed + 1)
         save_file(Small().state_dict(), init)
     whole, out = fit(few, tmp_path / "whole", config, init=init), tmp_path / "run"
-    assert said in disturb(few, out, init, trained, number, 5)
+    assert said in disturb(few, out, init, number, 5)
     assert Run.open(out).checkpoints()[-1].name == f"checkpoint-{step:08d}.safetensors"
     with pytest.raises(FileExistsError, match="--resume"):
         fit(few, out, config, init=init)
@@ -117,22 +116,6 @@ def test_a_run_begins_with_a_checkpoint_and_keeps_no_broken_one(
         run.settings(Config)
 
 
-def test_ctrl_c_before_the_first_step_ends_the_run_at_once(
-    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Computing the maps of many photos takes longer than any step."""
-
-    def slow(*_: Any, **__: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("Ctrl-C was put off")
-
-    monkeypatch.setattr(detect_train, "KeptMaps", slow)
-    with pytest.raises(KeyboardInterrupt):
-        fit(few, tmp_path / "run", settings())
-    names = [path.name for path in Run(tmp_path / "run").checkpoints()]
-    assert names == ["checkpoint-00000000.safetensors"]
-
-
 def test_a_resumed_run_refuses_other_labels(few: Path, tmp_path: Path) -> None:
     fit(few, tmp_path / "run", settings(epochs=1, checkpoint_every=2))
     found = find_labels(few / "photos")
@@ -141,21 +124,11 @@ def test_a_resumed_run_refuses_other_labels(few: Path, tmp_path: Path) -> None:
         fit(few, tmp_path / "run", settings(), found=less, resume=True)
 
 
-def test_the_trunk_learns_only_where_asked(few: Path, tmp_path: Path) -> None:
-    def moved(trained: str) -> list[str]:
-        config = settings(epochs=1, trained=trained, trunk_lr=1e-2)
-        config = replace(config, detector=replace(config.detector, tap="conv6"))
-        with torch.random.fork_rng():
-            torch.manual_seed(config.learn.seed)
-            before = Detector(config.detector, tuple(sorted(HUES))).trunk.state_dict()
-        after = fit(few, tmp_path / trained, config).trunk.state_dict()
-        return [name for name in before if not torch.equal(before[name], after[name])]
-
-    assert moved("none") == []
-    assert {name.split(".")[1] for name in moved("last")} == {"5"}
-    assert {name.split(".")[1] for name in moved("all")} == set("012345")
-
-
-def test_the_last_stage_learns_only_where_it_is_used(few: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"conv2 comes before .* pass --detector\.tap auto"):
-        fit(few, tmp_path / "run", settings(trained="last"))
+def test_the_trunk_stays_as_it_was(few: Path, tmp_path: Path) -> None:
+    config = settings(epochs=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.learn.seed)
+        before = Detector(config.detector, tuple(sorted(HUES))).state_dict()
+    after = fit(few, tmp_path / "run", config).state_dict()
+    moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"scale", "fc6", "fc7", "classify", "localise"}

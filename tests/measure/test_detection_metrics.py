@@ -119,29 +119,14 @@ def test_selection_drops_under_the_floor_then_under_the_class_median() -> None:
     kept = [(c.category, c.score) for c in done.kept()]
     # The median of the cats that are left (.5 .3 .1 .002) is 0.2; the dog is its own.
     assert kept == [("cat", 0.5), ("cat", 0.3), ("dog", 0.04)]
-    assert done.counts["mean"] == {"kept": 3, "below the floor": 2, "below the median": 2}
-
-
-def test_a_floor_on_the_sum_is_lower_by_the_number_of_passes() -> None:
-    given = candidates({"cat": [0.5, 0.0009, 0.3, 0.1, 0.002], "dog": [0.04], "cow": [0.0002]})
-    done = select(given, SelectConfig(floor_on="sum"))
-    # 10 x 0.0009 and 10 x 0.0002 are above 0.001; the cats' median is 0.1 now.
-    assert [c.score for c in done.kept()] == [0.5, 0.3, 0.1, 0.04, 0.0002]
-    assert done.counts["sum"] == {"kept": 5, "below the floor": 0, "below the median": 2}
-    assert done.counts["mean"]["kept"] == 3
-
-
-def test_the_median_can_be_left_out() -> None:
-    given = candidates({"cat": [0.5, 0.0009, 0.3]})
-    done = select(given, SelectConfig(median=False))
-    assert [c.score for c in done.kept()] == [0.5, 0.3]
+    assert done.counts() == {"kept": 3, "below the floor": 2, "below the median": 2}
 
 
 def test_coco_lists_every_image_and_the_kept_boxes() -> None:
     given = (Candidate("a.jpg", "cat", (2, 3, 11, 22), 0.5),
              Candidate("b.jpg", "cat", HERE, 0.1, "below the median"))  # fmt: skip
     sizes = {"a.jpg": (40, 30), "b.jpg": (9, 9)}
-    written = coco_record(to_coco(Selection(given, {}), sizes, ("dog", "cat")))
+    written = coco_record(to_coco(Selection(given), sizes, ("dog", "cat")))
     assert [i["file_name"] for i in written["images"]] == ["a.jpg", "b.jpg"]
     assert written["images"][0] | {"width": 30, "height": 40} == written["images"][0]
     (only,) = written["annotations"]

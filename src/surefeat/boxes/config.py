@@ -7,11 +7,8 @@ are silent or where it was measured (docs/boxes.md).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from surefeat.match.config import ProposalConfig
-
-TrainedTrunk = Literal["none", "last", "all"]
 
 
 @dataclass(frozen=True)
@@ -42,14 +39,9 @@ class LearnConfig:
     """Passes over the images; the second half at a tenth of the rate [P]."""
     batch: int = 4
     """Images per step; 1 in [P]."""
-    trained: TrainedTrunk = "none"
-    """What of the trunk learns: nothing (its maps are computed once), its last stage, all [P]."""
-    optimiser: Literal["sgd", "adamw"] = "adamw"
-    """SGD with momentum 0.9 [P], or AdamW, which trains hidden layers from random weights [C]."""
     lr: float = 1e-4
-    """Of the hidden layers and heads; SGD on ImageNet layers 1e-5 [P]."""
-    trunk_lr: float = 1e-5
-    """Of the trunk where it learns."""
+    """Of the hidden layers and heads, by AdamW, which trains them from random weights [C]; [P] has
+    SGD, 1e-5, on ImageNet's layers, and lets the trunk learn too."""
     weight_decay: float = 5e-4
     """[P]."""
     regulariser: float = 1e-4
@@ -62,8 +54,6 @@ class LearnConfig:
     """Mirror every second image [P]."""
     seed: int = 0
     """Determines everything drawn, on one machine."""
-    amp: bool = True
-    """bf16 on accelerators; never on the CPU."""
     log_every: int = 50
     """Steps between lines of metrics.jsonl."""
     checkpoint_every: int = 500
@@ -77,21 +67,11 @@ class SelectConfig:
     scales: tuple[int, ...] = (480, 576, 688, 864, 1200)
     """Longest sides whose scores are averaged, each plain and mirrored [P]."""
     floor: float = 0.001
-    """Boxes that score less are dropped, before the class median is taken [P]; with agreement
-    scores are higher, and fewer are."""
-    floor_on: Literal["mean", "sum"] = "mean"
-    """Whether that is the mean over scales and flips, or their sum: [P] does not say; the code of
-    Bilen & Vedaldi has the sum."""
-    median: bool = True
-    """Drop the boxes of a class that score less than its median [P]."""
+    """Boxes whose mean over scales and flips is less are dropped, before the class median is taken
+    [P]; with agreement scores are higher, and fewer are."""
     agreement: float = 1.0
     """A box's score is the sum over all boxes of their scores times IoU to this power [C]; 0: its
     own score alone [P]. On VOC 1 is worth 6 to 7 points of CorLoc and 5 to 6 of mAP."""
-
-    @property
-    def passes(self) -> int:
-        """How many scores each box's is the mean of: scales times flips."""
-        return 2 * len(self.scales)
 
 
 @dataclass(frozen=True)

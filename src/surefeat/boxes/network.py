@@ -7,7 +7,7 @@ each class. Its folder on disk holds detector.json and detector.safetensors.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,14 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import roi_pool
 
-from surefeat.boxes.config import BoxesConfig, DetectorConfig, TrainedTrunk
-from surefeat.core.files import (
-    checked_weights,
-    choose_device,
-    from_dict,
-    to_dict,
-    write_model,
-)
+from surefeat.boxes.config import BoxesConfig, DetectorConfig
+from surefeat.core.files import checked_weights, choose_device, from_dict, to_dict, write_model
 from surefeat.core.geometry import box_iou
 from surefeat.model.trunks import Trunk, Vgg16, build_trunk
 from surefeat.model.weights import load_initial, read_weights, stride_in_1x1_of
@@ -41,18 +35,13 @@ def class_region_scores(
     return kind * hidden.softmax(1)
 
 
-def image_scores(scores: Tensor) -> Tensor:
-    """Sum over regions: (B, R, K) -> (B, K), inside (0, 1) so that no logarithm is infinite."""
-    small = 1e-6
-    return scores.sum(1).clamp(small, 1 - small)
-
-
 def image_log_loss(scores: Tensor, labels: Tensor) -> Tensor:
     """Binary log loss of image labels: region scores (B, R, K), labels (B, K) -> (B,).
 
     labels: +1 shown, -1 not shown, 0 not known, which counts for nothing; summed over classes.
     """
-    total = image_scores(scores)
+    # The image's score is the sum over regions; inside (0, 1), so that no logarithm is infinite.
+    total = scores.sum(1).clamp(1e-6, 1 - 1e-6)
     right = torch.where(labels > 0, total, 1 - total)
     return -(right.log() * (labels != 0)).sum(-1)
 
@@ -82,19 +71,6 @@ def spatial_regulariser(
 
 WEIGHTS, SETTINGS = "detector.safetensors", "detector.json"
 
-# torchvision's names of VGG16's own hidden layers.
-_FC6, _FC7 = "classifier.0", "classifier.3"
-
-
-@dataclass(frozen=True, eq=False)
-class Regions:
-    """What the detector says about the proposals of a batch."""
-
-    scores: Tensor
-    """(B, R, K) in [0, 1]: softmax over classes times softmax over regions; padding has 0."""
-    hidden: Tensor
-    """(B, R, D): fc7, after its ReLU."""
-
 
 class Detector(nn.Module):
     """Trunk, ROI pooling, fc6, fc7 and the two heads for the given categories."""
@@ -109,7 +85,8 @@ class Detector(nn.Module):
         self.config, self.categories = config, categories
         self.fitted = BoxesConfig(detector=config)
         """What it is fitted with; predicting proposes boxes in the same way."""
-        self.trunk = _trunk(config)
+        # The trunk is frozen: its maps are computed once.
+        self.trunk = _trunk(config).eval().requires_grad_(False)
         self.tap = self.trunk.last if config.tap == "auto" else config.tap
         if self.tap not in self.trunk.taps:
             known = ", ".join(self.trunk.taps)
@@ -149,14 +126,12 @@ class Detector(nn.Module):
 
     def load_hidden(self, state: dict[str, Tensor]) -> bool:
         """Take fc6 and fc7 from VGG16's classifier; False where it has none or sizes differ."""
-        pairs = [(self.fc6, _FC6), (self.fc7, _FC7)]
-        fits = [
-            f"{name}.weight" in state and state[f"{name}.weight"].shape == layer.weight.shape
-            for layer, name in pairs
-        ]
-        if not all(fits):
-            return False
-        for layer, name in pairs:
+        layers = {"classifier.0": self.fc6, "classifier.3": self.fc7}  # torchvision's names
+        for name, layer in layers.items():
+            given = state.get(f"{name}.weight")
+            if given is None or given.shape != layer.weight.shape:
+                return False
+        for name, layer in layers.items():
             layer.load_state_dict({k: state[f"{name}.{k}"].float() for k in ("weight", "bias")})
         return True
 
@@ -170,38 +145,18 @@ class Detector(nn.Module):
         return pool(maps, cells, size=self.config.pooled) * self.scale
 
     def forward(
-        self,
-        maps: Tensor,
-        cells: Tensor,
-        valid: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Regions:
-        """Maps (B, C, h, w), boxes as cells (B, R, 4), valid (B, R).
+        self, maps: Tensor, cells: Tensor, valid: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Maps (B, C, h, w), boxes as cells (B, R, 4), valid (B, R) -> scores (B, R, K) as by
+        `class_region_scores`, and fc7 (B, R, D) after its ReLU.
 
         generator: draws what dropout switches off; without it nothing is.
         """
         hidden = self.pooled(maps, cells)
         for layer in (self.fc6, self.fc7):
             hidden = drop(F.relu(layer(hidden)), self.config.dropout, generator)
-        scores = class_region_scores(
-            self.classify(hidden), self.localise(hidden), valid,
-            temperature=self.config.temperature,
-        )  # fmt: skip
-        return Regions(scores, hidden)
-
-    def hidden_parameters(self) -> list[nn.Parameter]:
-        """Those of fc6, fc7 and the heads."""
-        layers = (self.fc6, self.fc7, self.classify, self.localise)
-        return [parameter for layer in layers for parameter in layer.parameters()]
-
-    def set_trained(self, trained: TrainedTrunk) -> None:
-        """Which parameters learn: the hidden layers and heads, and this of the trunk."""
-        self.eval().requires_grad_(trained == "all")
-        for parameter in self.hidden_parameters():
-            parameter.requires_grad_(True)
-        if trained == "last":
-            self.trunk.last_stage.requires_grad_(True)
+        heads = self.classify(hidden), self.localise(hidden)
+        return class_region_scores(*heads, valid, temperature=self.config.temperature), hidden
 
     def save(self, folder: str | Path) -> None:
         """Write detector.json and detector.safetensors (half precision)."""

@@ -1,7 +1,7 @@
-"""Which boxes to keep, as in the paper's appendix B, and what is written about them.
+"""Boxes of photos with image labels: `predict_boxes` scores, selects and writes them.
 
 All proposals of a photo are scored, as the mean over scales and flips; the best one of each image
-label is a candidate, and floor and class median decide.
+label is a candidate, and floor and class median decide, as in the paper's appendix B.
 """
 
 from __future__ import annotations
@@ -9,33 +9,107 @@ from __future__ import annotations
 import csv
 import io
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from surefeat.boxes.config import SelectConfig
+from surefeat.boxes.config import BoxesConfig, SelectConfig, check_boxes_config
 from surefeat.boxes.network import Detector
 from surefeat.boxes.photos import (
     PaddedBoxes,
     Photo,
+    faster,
     network_input,
+    read_photos,
+    ready_proposals,
     same_sizes,
     stack_proposals,
     trunk_maps,
 )
+from surefeat.core.files import write_text
 from surefeat.core.geometry import box_iou
-from surefeat.data.coco import Annotation, Coco, CocoCategory, CocoImage
+from surefeat.data.coco import Annotation, Coco, CocoCategory, CocoImage, write_annotations
+from surefeat.data.decode import Skipped
+from surefeat.data.labels import LabelledImages, PhotoLabels
+from surefeat.learn.runs import list_skipped
 from surefeat.model.features import box_cells
 
 Verdict = Literal["kept", "below the floor", "below the median"]
 
-VERDICTS = ("kept", "below the floor", "below the median")
-
 # Photos that are scored together, and proposals that go through the hidden layers at once.
-_PHOTOS, _REGIONS = 512, 8192
+_PHOTOS, _REGIONS = 256, 8192
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What predicting left behind."""
+
+    selection: Selection
+    folder: Path
+    skipped: tuple[Skipped, ...]
+    """Images, or single labels of theirs, for which there is no box, and why."""
+
+
+def predict_boxes(
+    labels: LabelledImages,
+    detector: Detector,
+    *,
+    out: str | Path,
+    config: BoxesConfig | None = None,
+    proposals: str | Path | None = None,
+    quiet: bool = False,
+) -> Predicted:
+    """The best box of every image label, selected; writes boxes.json (COCO) and selection.csv.
+
+    config: that which the detector was fitted with, where it is not given.
+    A label the detector does not know, an image without label and one that cannot be read are
+    listed in skipped.txt; nothing else is lost: what was dropped is in selection.csv.
+    """
+    folder, config = Path(out), config or detector.fitted
+    check_boxes_config(config)
+    images, skipped = _known_labels(labels, detector)
+    file = Path(proposals or folder / "proposals.sqlite")
+    known = ready_proposals(images, config, file=file, quiet=quiet)
+    candidates: list[Candidate] = []
+    sizes: dict[str, tuple[int, int]] = {}
+    for start in tqdm(range(0, len(images), _PHOTOS), desc="boxes", disable=quiet):
+        photos, bad = read_photos(images[start : start + _PHOTOS], known, config)
+        skipped += bad
+        for scored in score_photos(detector, photos, scales=config.select.scales):
+            sizes[scored.photo.image.name] = scored.photo.size
+            candidates += best_boxes(scored, detector.categories, agreement=config.select.agreement)
+    selection = select(candidates, config.select)
+    write_annotations(folder / "boxes.json", to_coco(selection, sizes, detector.categories))
+    write_text(folder / "selection.csv", to_csv(selection))
+    list_skipped(folder, skipped)
+    return Predicted(selection, folder, tuple(skipped))
+
+
+def _known_labels(
+    labels: LabelledImages, detector: Detector
+) -> tuple[list[PhotoLabels], list[Skipped]]:
+    """Images with labels the detector knows, and what is left out."""
+    known = frozenset(detector.categories)
+    images, skipped = [], []
+    for image in labels.images:
+        strange = sorted(image.labels - known)
+        skipped += [Skipped(image.name, f"the detector knows no {name!r}") for name in strange]
+        if not image.labels:
+            skipped.append(Skipped(image.name, "has no label"))
+        if image.labels & known:
+            images.append(replace(image, labels=image.labels & known))
+    if not images:
+        raise ValueError(
+            f"the detector knows {list(detector.categories)}, the images are labelled "
+            f"{list(labels.categories)}; fit a detector on these labels"
+        )
+    return images, skipped
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,54 +126,40 @@ class Scored:
 
 
 def score_photos(
-    detector: Detector,
-    photos: Sequence[Photo],
-    *,
-    scales: Sequence[int],
-    flips: bool = True,
-    amp: bool = True,
+    detector: Detector, photos: Sequence[Photo], *, scales: Sequence[int], flips: bool = True
 ) -> Iterator[Scored]:
     """Every photo's scores, on the detector's device, in order, a few hundred photos at a time."""
     for start in range(0, len(photos), _PHOTOS):
         part = photos[start : start + _PHOTOS]
-        totals = _mean_scores(detector, part, scales=scales, flips=flips, amp=amp)
-        for photo, scores in zip(part, totals, strict=True):
+        for photo, scores in zip(part, _mean_scores(detector, part, scales, flips), strict=True):
             yield Scored(photo, scores[: len(photo.proposals)])
 
 
 @torch.inference_mode()
 def _mean_scores(
-    detector: Detector, photos: Sequence[Photo], *, scales: Sequence[int], flips: bool, amp: bool
+    detector: Detector, photos: Sequence[Photo], scales: Sequence[int], flips: bool
 ) -> Tensor:
     """(N, R, K); what is padding has 0."""
     device = detector.scale.device
-    boxes = stack_proposals(photos, device=device)
+    boxes = stack_proposals(photos, device)
     totals = torch.zeros(*boxes.valid.shape, len(detector.categories), device=device)
     for scale in scales:
         for rows, size in same_sizes(photos, detector, scale):
             pixels = network_input([photos[row] for row in rows], size, device)
             for flip in (False, True)[: 1 + flips]:
-                maps = trunk_maps(detector, pixels.flip(-1) if flip else pixels, amp=amp)
-                _add(detector, maps, boxes, rows, totals, flip=flip, amp=amp)
+                maps = trunk_maps(detector, pixels.flip(-1) if flip else pixels)
+                totals[rows] += _scores(detector, maps, boxes.rows(rows).mirrored([flip]))
     return totals / (len(scales) * (1 + flips))
 
 
-def _add(
-    detector: Detector, maps: Tensor, boxes: PaddedBoxes, rows: list[int], totals: Tensor, *,
-    flip: bool, amp: bool,
-) -> None:  # fmt: skip
-    """One pass over photos of one size; their region scores are added to the totals."""
-    device = maps.device
-    amp = amp and device.type != "cpu"
+def _scores(detector: Detector, maps: Tensor, boxes: PaddedBoxes) -> Tensor:
+    """(B, R, K) of photos of one size, a few at a time."""
     step = max(1, _REGIONS // boxes.valid.shape[1])
-    for start in range(0, len(rows), step):
-        picked = torch.tensor(rows[start : start + step], device=device)
-        some = boxes.rows(picked).mirrored(torch.full_like(picked, flip, dtype=torch.bool))
-        part = maps[start : start + step]
-        shapes = torch.tensor([maps.shape[2:]], device=device).expand(len(picked), -1)
-        cells = box_cells(some.boxes, some.sizes, shapes)
-        with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-            totals[picked] += detector(part, cells, some.valid).scores
+    cells = box_cells(boxes.boxes, boxes.sizes, torch.tensor([maps.shape[2:]], device=maps.device))
+    parts = [slice(start, start + step) for start in range(0, len(maps), step)]
+    with faster(maps.device):
+        scores = [detector(maps[part], cells[part], boxes.valid[part])[0] for part in parts]
+    return torch.cat(scores)
 
 
 @dataclass(frozen=True)
@@ -121,11 +181,14 @@ class Selection:
     """All candidates with their verdicts."""
 
     candidates: tuple[Candidate, ...]
-    counts: dict[str, dict[str, int]]
-    """For the floor on the mean and on the sum: how many of each verdict."""
 
     def kept(self) -> tuple[Candidate, ...]:
         return tuple(c for c in self.candidates if c.verdict == "kept")
+
+    def counts(self) -> dict[str, int]:
+        """How many of each verdict."""
+        counts = Counter(candidate.verdict for candidate in self.candidates)
+        return {verdict: counts[verdict] for verdict in get_args(Verdict)}
 
 
 def agreed(boxes: Tensor, scores: Tensor, power: float) -> Tensor:
@@ -154,35 +217,21 @@ def best_boxes(scored: Scored, categories: Sequence[str], *, agreement: float) -
 
 
 def select(candidates: Sequence[Candidate], config: SelectConfig) -> Selection:
-    """Drop what scores under the floor, then, per class, what scores under the median of the rest.
-
-    A floor on the sum over scales and flips is lower by their number, for scores that are the mean.
-    """
-    judged = {
-        on: _judge(candidates, floor, median=config.median)
-        for on, floor in (("mean", config.floor), ("sum", config.floor / config.passes))
-    }
-    counts = {
-        on: {verdict: sum(c.verdict == verdict for c in verdicts) for verdict in VERDICTS}
-        for on, verdicts in judged.items()
-    }
-    return Selection(tuple(judged[config.floor_on]), counts)
-
-
-def _judge(candidates: Sequence[Candidate], floor: float, *, median: bool) -> list[Candidate]:
+    """Drop what is under the floor, then, per class, what is under the median of the rest."""
     scores: dict[str, list[float]] = {}
     for candidate in candidates:
-        if candidate.score >= floor:
+        if candidate.score >= config.floor:
             scores.setdefault(candidate.category, []).append(candidate.score)
     middle = {category: statistics.median(values) for category, values in scores.items()}
 
     def judge(candidate: Candidate) -> Verdict:
-        if candidate.score < floor:
+        if candidate.score < config.floor:
             return "below the floor"
-        below = median and candidate.score < middle[candidate.category]
-        return "below the median" if below else "kept"
+        return "below the median" if candidate.score < middle[candidate.category] else "kept"
 
-    return [replace(candidate, verdict=judge(candidate)) for candidate in candidates]
+    return Selection(
+        tuple(replace(candidate, verdict=judge(candidate)) for candidate in candidates)
+    )
 
 
 def to_coco(

@@ -13,7 +13,7 @@ from surefeat.cli.output import Device, Json, say, say_not_drawn
 from surefeat.match.config import ProposalConfig
 
 if TYPE_CHECKING:
-    from surefeat.boxes.run import Predicted
+    from surefeat.boxes.select import Predicted
     from surefeat.data.labels import LabelledImages
 
 
@@ -59,7 +59,7 @@ class BoxesFit:
     config: Annotated[BoxesConfig, arg(name="")] = field(default_factory=BoxesConfig)
 
     def run(self) -> None:
-        from surefeat.boxes.run import fit_boxes
+        from surefeat.boxes.train import fit_boxes
 
         done = fit_boxes(
             self.photos.find_labels(self.source), out=self.out, config=self.config, init=self.init,
@@ -84,11 +84,6 @@ class BoxesPredict:
     """Folder for boxes.json, selection.csv, sheet.png and skipped.txt."""
     proposals_file: Path | None = None
     """Proposals, made or added to where it lacks images; by default in --out."""
-    regions: int | None = None
-    """Of an image's proposals the first so many compete; by default as many as in fitting."""
-    smallest: float | None = None
-    """Proposals with a side under this share of the image's longest are left out; by default as in
-    fitting."""
     sheet: int = 36
     """Boxes on the contact sheet; 0 for none."""
     device: Device = None
@@ -98,25 +93,20 @@ class BoxesPredict:
 
     def run(self) -> None:
         from surefeat.boxes.network import Detector
-        from surefeat.boxes.run import predict_boxes
+        from surefeat.boxes.select import predict_boxes
 
         labels = self.photos.find_labels(self.source)
         detector = Detector.load(self.model, device=self.device)
-        fitted = detector.fitted
         done = predict_boxes(
             labels, detector, out=self.out, proposals=self.proposals_file, quiet=self.json,
-            config=replace(
-                fitted, select=self.select,
-                regions=fitted.regions if self.regions is None else self.regions,
-                smallest=fitted.smallest if self.smallest is None else self.smallest,
-            ),
+            config=replace(detector.fitted, select=self.select),
         )  # fmt: skip
-        sheet = _sheet(done, labels, self.sheet) if self.sheet else None
-        result: dict[str, object] = {
-            "boxes": str(done.folder / "boxes.json"), "sheet": sheet,
-            "skipped": len(done.skipped), **done.selection.counts,
+        result = {
+            "boxes": str(done.folder / "boxes.json"),
+            "sheet": _sheet(done, labels, self.sheet) if self.sheet else None,
+            "skipped": len(done.skipped), **done.selection.counts(),
         }  # fmt: skip
-        say(result if self.json else _flat(result), to_script=self.json)
+        say(result, to_script=self.json)
 
 
 @dataclass(frozen=True)
@@ -171,12 +161,3 @@ def _sheet(done: Predicted, labels: LabelledImages, count: int) -> str | None:
     path = done.folder / "sheet.png"
     contact_sheet(done.selection, images, count=count).savefig(path, dpi=150)
     return str(path)
-
-
-def _flat(result: dict[str, object]) -> dict[str, object]:
-    """Counts of both floors in one line each."""
-    for on in ("mean", "sum"):
-        counts = result.pop(on)
-        assert isinstance(counts, dict)
-        result[f"floor on {on}"] = ", ".join(f"{value} {name}" for name, value in counts.items())
-    return result

@@ -16,8 +16,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -131,13 +132,13 @@ def open_job(job: Job) -> Job:
     return replace(job, progress=Progress(**checkpoint.progress))
 
 
-def run_steps(job: Job, steps: Iterator[Taken], *, amp: bool) -> Progress:
+def run_steps(job: Job, steps: Iterator[Taken], *, fast: bool) -> Progress:
     """Take all steps that are left, or stop at a plateau.
 
-    Ctrl-C and SIGTERM end it after the current step, with a checkpoint.
+    Ctrl-C and SIGTERM end it after the current step, with a checkpoint. fast: `fast_arithmetic`.
     """
     job.log.since = time.perf_counter()
-    with stop_requests() as stop_requested, fast_arithmetic(enabled=amp):
+    with stop_requests() as stop_requested, fast_arithmetic(enabled=fast):
         for taken in steps:
             job.log.add(taken)
             job.progress.step += 1
@@ -277,40 +278,36 @@ class Log:
         return values
 
 
-class Reporter:
-    """Progress bar and, where wanted, TensorBoard; called with each log line."""
+@contextmanager
+def progress_bar(
+    steps: int, shown: Sequence[str], *, quiet: bool, tensorboard: Path | None = None
+) -> Iterator[Report]:
+    """A bar with these values of each line and, where a folder is given, TensorBoard's files."""
+    with (
+        tqdm(total=steps, desc="training", unit="step", disable=quiet) as bar,
+        _summary_writer(tensorboard) if tensorboard else nullcontext() as writer,
+    ):
 
-    def __init__(
-        self, run: Run, steps: int, *, shown: Sequence[str], quiet: bool, tensorboard: bool = False
-    ) -> None:
-        self.bar, self.shown = tqdm(total=steps, desc="training", unit="step", disable=quiet), shown
-        self.writer: Any = None
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                fix = "pip install 'surefeat[tensorboard]'"
-                raise ImportError(f"needs TensorBoard: {fix}") from error
-            self.writer = SummaryWriter(str(run.folder / "tensorboard"))
+        def report(step: int, values: Values) -> None:
+            bar.update(step - bar.n)
+            bar.set_postfix_str(" ".join(f"{name} {values[name]:.3g}" for name in shown))
+            if writer is not None:
+                for name, value in values.items():
+                    writer.add_scalar(name, value, step)
 
-    def __enter__(self) -> Reporter:
-        return self
+        yield report
 
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-        if self.writer:
-            self.writer.close()
 
-    def __call__(self, step: int, values: Values) -> None:
-        self.bar.update(step - self.bar.n)
-        self.bar.set_postfix_str(" ".join(f"{name} {values[name]:.3g}" for name in self.shown))
-        if self.writer:
-            for name, value in values.items():
-                self.writer.add_scalar(name, value, step)
+def _summary_writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("needs TensorBoard: pip install 'surefeat[tensorboard]'") from error
+    return SummaryWriter(str(folder))
 
 
 def make_optimiser(
-    kind: Literal["adagrad", "adamw", "sgd"],
+    kind: Literal["adagrad", "adamw"],
     rates: Iterable[tuple[Iterable[nn.Parameter], float]],
     *,
     weight_decay: float,
@@ -323,8 +320,6 @@ def make_optimiser(
     if kind == "adagrad":
         return torch.optim.Adagrad(groups, weight_decay=weight_decay)
     fused = groups[0]["params"][0].device.type == "cuda"
-    if kind == "sgd":
-        return torch.optim.SGD(groups, momentum=0.9, weight_decay=weight_decay, fused=fused)
     return torch.optim.AdamW(groups, weight_decay=weight_decay, fused=fused)
 
 

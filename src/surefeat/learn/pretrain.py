@@ -36,7 +36,6 @@ from surefeat.learn.loop import (
     Log,
     Progress,
     Report,
-    Reporter,
     Schedule,
     Taken,
     Values,
@@ -44,6 +43,7 @@ from surefeat.learn.loop import (
     join_processes,
     make_optimiser,
     open_job,
+    progress_bar,
     rate,
     run_steps,
 )
@@ -114,9 +114,8 @@ def pretrain(
     model = _create(run, config, init=init, part=part).to(device)
     pictures = _read(run, items, config, device=device, overfit=overfit, quiet=quiet, part=part)
     check = _checker(pictures.held_out, config)
-    shown = tensorboard and part.rank == 0
-    bar = Reporter(run, config.train.steps, shown=_SHOWN, quiet=quiet, tensorboard=shown)
-    with bar as report:
+    folder = run.folder / "tensorboard" if tensorboard and part.rank == 0 else None
+    with progress_bar(config.train.steps, _SHOWN, quiet=quiet, tensorboard=folder) as report:
         progress = train(
             model, pictures.batches, run, config, part=part, report=report, overfit=bool(overfit),
             check=check and (lambda current: check(current).to_dict()),
@@ -328,7 +327,7 @@ def train(
         advice="lower --train.lr, or set --train.clip 1", check=check and check_held_out,
         complain=lambda step, values: complain_of_collapse(step, values, config), report=report,
     ))  # fmt: skip
-    return run_steps(job, pair_steps(model, batches, job, config, overfit), amp=settings.amp)
+    return run_steps(job, pair_steps(model, batches, job, config, overfit), fast=settings.amp)
 
 
 def pair_steps(
