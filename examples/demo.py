@@ -27,8 +27,7 @@ from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.learn.config import preset
 from surefeat.learn.pretrain import pretrain
 from surefeat.measure.parts import PartCheck, check_parts
-from surefeat.show.page import Section, write_page
-from surefeat.show.report import write_report
+from surefeat.show.report import Section, write_page, write_report
 
 TRAINED_ON, NEW = 0, 2024
 """Seeds: the instances learned from, and others."""

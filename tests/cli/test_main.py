@@ -22,7 +22,7 @@ from surefeat.match.points import match_points
 from surefeat.model.config import ModelConfig
 from surefeat.model.features import Features, extract_scales
 from surefeat.model.network import DenseFeatures
-from surefeat.show import match_page
+from surefeat.show import matches as match_page
 
 
 @pytest.fixture(scope="module")

@@ -162,17 +162,17 @@ class Match:
     """Print the matches as JSON instead of a summary."""
 
     def run(self) -> None:
-        from surefeat.show.match_page import match_photos
+        from surefeat.show.matches import match_photos
 
-        done = match_photos(
+        matches, page = match_photos(
             self.image0, self.image1, out=self.out, points=self.points, count=self.count,
             regions=self.regions, mutual=self.mutual, model=self.model, sides=self.side,
             voting=self.voting, device=self.device,
         )  # fmt: skip
         if self.json:
-            print(done.matches.to_json())
+            print(matches.to_json())
         else:
-            print(f"{len(done.matches)} matches; look at {done.page}")
+            print(f"{len(matches)} matches; look at {page}")
 
 
 @dataclass(frozen=True)

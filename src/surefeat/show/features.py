@@ -17,25 +17,7 @@ from surefeat.core.geometry import Frame
 from surefeat.core.image import ImageLike
 from surefeat.learn.warp import Views
 from surefeat.model.features import Features
-from surefeat.show.style import (
-    INK,
-    MAP,
-    PALETTE,
-    SIGMA,
-    SIGNED,
-    STYLE,
-    WIDTH,
-    colour_bar,
-    hide_frames,
-    new_figure,
-    pairs_of_tiles,
-    picture,
-    short_name,
-    show,
-    show_map,
-    small_title,
-    spread,
-)
+from surefeat.show import style
 
 try:
     from matplotlib import rc_context
@@ -46,7 +28,7 @@ except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def views_sheet(
     views: Views, points0: Tensor, points1: Tensor, *, pairs: int = 6, points: int = 7
 ) -> Figure:
@@ -57,21 +39,21 @@ def views_sheet(
     count = min(pairs, len(views.view0))
     if not count:
         raise ValueError("no views to draw; pass at least one image")
-    figure, axes = pairs_of_tiles(
+    figure, axes = style.pairs_of_tiles(
         [1.0] * count, label="Two random views of each image; one colour marks one place in both.",
     )  # fmt: skip
     side = views.view0.shape[-1]
-    edge = [withStroke(linewidth=2.6, foreground=INK)]
+    edge = [withStroke(linewidth=2.6, foreground=style.INK)]
     for row in range(count):
         both = torch.cat([points0[row], points1[row]], dim=-1).cpu()
-        chosen = _far_apart(both, min(points, len(PALETTE)), side=side)
+        chosen = _far_apart(both, min(points, len(style.PALETTE)), side=side)
         for i, (view, places) in enumerate([(views.view0, points0), (views.view1, points1)]):
             axis = axes[row][i]
-            show(axis, view[row].clamp(0, 1), Frame((side, side), (side, side)))
-            small_title(axis, f"image {row + 1}, view {i}")
+            style.show(axis, view[row].clamp(0, 1), Frame((side, side), (side, side)))
+            style.small_title(axis, f"image {row + 1}, view {i}")
             x, y = places[row].cpu()[chosen].T.numpy()
             axis.scatter(
-                x, y, c=PALETTE[: len(chosen)], s=36, edgecolors="white", linewidths=1.2,
+                x, y, c=style.PALETTE[: len(chosen)], s=36, edgecolors="white", linewidths=1.2,
                 path_effects=edge, clip_on=False,
             )  # fmt: skip
     return figure
@@ -89,29 +71,29 @@ def _far_apart(both: Tensor, count: int, *, side: int) -> list[int]:
     return chosen
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def confidence_map(
     features: Features | Sequence[Features], images: ImageLike | Sequence[ImageLike]
 ) -> Figure:
     """Each image beside its confidence 1/sigma, in original pixels, on one scale for all."""
     seen = _together(features, images)
-    figure, axes = pairs_of_tiles(
+    figure, axes = style.pairs_of_tiles(
         [_aspect(frame) for _, _, frame in seen],
-        label=f"Confidence 1/{SIGMA} of the descriptors: bright where they can be trusted.",
+        label=f"Confidence 1/{style.SIGMA} of the descriptors: bright where they can be trusted.",
     )  # fmt: skip
     # Sigma is read between cells, then inverted, as Features.confidence_at does.
-    sigmas = [spread(maps.uncertainty[None], maps, frame)[0] for maps, _, frame in seen]
+    sigmas = [style.spread(maps.uncertainty[None], maps, frame)[0] for maps, _, frame in seen]
     confidences = [sigma.reciprocal() for sigma in sigmas]
     scale = _limits(torch.cat([values.flatten() for values in confidences]))
     for number, ((maps, pixels, frame), confidence) in enumerate(
         zip(seen, confidences, strict=True)
     ):
         plain, over = axes[number]
-        show(plain, pixels, frame)
-        small_title(plain, short_name(maps, number))
-        show_map(over, confidence, frame, scale=scale, over=pixels)
-        small_title(over, "confidence")
-    colour_bar(figure, figure.axes, scale, MAP, f"confidence 1/{SIGMA}")
+        style.show(plain, pixels, frame)
+        style.small_title(plain, style.short_name(maps, number))
+        style.show_map(over, confidence, frame, scale=scale, over=pixels)
+        style.small_title(over, "confidence")
+    style.colour_bar(figure, figure.axes, scale, style.MAP, f"confidence 1/{style.SIGMA}")
     return figure
 
 
@@ -123,36 +105,36 @@ def _limits(values: Tensor) -> Normalize:
     return Normalize(low, high if high > low else low + 1e-6 + abs(low) * 1e-3)
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def channels(features: Features, image: ImageLike, *, top: int = 8) -> Figure:
     """The image and the responses of the channels that vary most over it, in [-1, 1]."""
     ((maps, pixels, frame),) = _together(features, image)
     top = min(top, len(maps.descriptors))
     chosen = maps.descriptors.flatten(1).float().std(dim=1).argsort(descending=True)[:top].tolist()
     columns, aspect = math.ceil(top / 2), _aspect(frame)
-    side = WIDTH / (columns + 2)
-    figure = new_figure(
+    side = style.WIDTH / (columns + 2)
+    figure = style.new_figure(
         2 * (side * min(aspect, 1.5) + 0.3),
         "Responses of the channels that vary most over the image: red positive, blue negative.",
     )
     grid = figure.add_gridspec(2, columns + 2)
     plain = figure.add_subplot(grid[:, :2])
-    show(plain, pixels, frame)
-    small_title(plain, short_name(maps, 0))
-    responses = spread(maps.descriptors[chosen], maps, frame)
+    style.show(plain, pixels, frame)
+    style.small_title(plain, style.short_name(maps, 0))
+    responses = style.spread(maps.descriptors[chosen], maps, frame)
     most = responses.abs().max().item()
     axes, scale = [plain], Normalize(-most, most)
     for number, (channel, response) in enumerate(zip(chosen, responses, strict=True)):
         axis = figure.add_subplot(grid[number // columns, 2 + number % columns])
-        show_map(axis, response, frame, scale=scale, cmap=SIGNED)
-        small_title(axis, f"channel {channel}")
+        style.show_map(axis, response, frame, scale=scale, cmap=style.SIGNED)
+        style.small_title(axis, f"channel {channel}")
         axes.append(axis)
-    hide_frames(axes)
-    colour_bar(figure, axes, scale, SIGNED, "response")
+    style.hide_frames(axes)
+    style.colour_bar(figure, axes, scale, style.SIGNED, "response")
     return figure
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def pca(
     features: Features | Sequence[Features],
     images: ImageLike | Sequence[ImageLike],
@@ -166,7 +148,7 @@ def pca(
     """
     seen = _together(features, images)
     colours = pca_colours([maps for maps, _, _ in seen], weighted=weighted)
-    figure, axes = pairs_of_tiles(
+    figure, axes = style.pairs_of_tiles(
         [_aspect(frame) for _, _, frame in seen],
         label="Main directions of the descriptors as colours, shared by all images: "
         "equal colours mean similar descriptors."
@@ -174,10 +156,10 @@ def pca(
     )  # fmt: skip
     for number, ((maps, pixels, frame), colour) in enumerate(zip(seen, colours, strict=True)):
         plain, other = axes[number]
-        show(plain, pixels, frame)
-        small_title(plain, short_name(maps, number))
-        show(other, spread(colour, maps, frame).clamp(0, 1), frame)
-        small_title(other, "descriptors")
+        style.show(plain, pixels, frame)
+        style.small_title(plain, style.short_name(maps, number))
+        style.show(other, style.spread(colour, maps, frame).clamp(0, 1), frame)
+        style.small_title(other, "descriptors")
     return figure
 
 
@@ -216,7 +198,7 @@ def _together(
             f"{len(several)} features and {len(pictures)} images; pass one image for each Features"
         )
     here = [maps.to("cpu") for maps in several]
-    seen = [(maps, *picture(image)) for maps, image in zip(here, pictures, strict=True)]
+    seen = [(maps, *style.picture(image)) for maps, image in zip(here, pictures, strict=True)]
     for maps, _, frame in seen:
         if maps.frame.original != frame.original:
             raise ValueError(

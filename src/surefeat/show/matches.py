@@ -1,31 +1,31 @@
-"""Figures of matches between two photos, drawn in original pixels."""
+"""Matches of two photos: figures in original pixels, and the page of `surefeat match A B`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from io import BytesIO
 from math import dist
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from surefeat.core.files import as_json, write_bytes, write_text
 from surefeat.core.geometry import Frame, box_iou
 from surefeat.core.image import ImageLike, load
-from surefeat.match.dense import DenseMatches, warp_image
-from surefeat.match.points import Matches
-from surefeat.match.regions import RegionMatches
-from surefeat.show.style import (
-    MAP,
-    PALETTE,
-    STYLE,
-    WIDTH,
-    colour_bar,
-    colour_of,
-    hide_frames,
-    new_figure,
-    outline,
-    picture,
-    show,
-    small_title,
-)
+from surefeat.match.config import ProposalConfig
+from surefeat.match.dense import DenseMatches, match_dense, match_dense_by_regions, warp_image
+from surefeat.match.points import Matches, match_points
+from surefeat.match.proposals import propose
+from surefeat.match.regions import RegionMatches, match_regions
+from surefeat.match.search import Voting
+from surefeat.model.config import REGION_WEIGHTS
+from surefeat.model.features import extract_scales
+from surefeat.model.network import DenseFeatures
+from surefeat.show import style
+from surefeat.show.features import confidence_map
+from surefeat.show.report import Section, write_page
 
 try:
     from matplotlib import colormaps, rc_context
@@ -37,21 +37,26 @@ try:
 except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
-_WRONG, _RIGHT = PALETTE[1:3]
+_WRONG, _RIGHT = style.PALETTE[1:3]
+
+_REGIONS = (
+    "The best of the proposed regions, and every pixel moved with its region and smoothed along "
+    "the photo's edges: the paper's route, without agreement between neighbours."
+)
 
 
 def _side_by_side(
     image0: ImageLike, image1: ImageLike, label: str, *, beside: float
 ) -> tuple[Figure, list[Axes]]:
     """Two photos at one height, without frames, that leave this many inches beside them free."""
-    pictures = [picture(image) for image in (image0, image1)]
+    pictures = [style.picture(image) for image in (image0, image1)]
     widths = [frame.original[1] / frame.original[0] for _, frame in pictures]
-    figure = new_figure(min((WIDTH - beside) / sum(widths), 7.5) + 0.3, label)
+    figure = style.new_figure(min((style.WIDTH - beside) / sum(widths), 7.5) + 0.3, label)
     axes = list(figure.subplots(1, 2, width_ratios=widths))
     for axis, (pixels, frame), name in zip(axes, pictures, "AB", strict=True):
-        show(axis, pixels, frame)
-        small_title(axis, name)
-    hide_frames(axes)
+        style.show(axis, pixels, frame)
+        style.small_title(axis, name)
+    style.hide_frames(axes)
     return figure, axes
 
 
@@ -61,7 +66,7 @@ def _span(values: Tensor) -> Normalize:
     return Normalize(low, max(high, low + 1e-6))
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def match_lines(
     image0: ImageLike,
     image1: ImageLike,
@@ -83,7 +88,7 @@ def match_lines(
     values, norm = matches.score, _span(matches.score)
     if matches.probability is not None:
         values, norm = matches.probability, Normalize(0, 1)
-    colours: list[Any] = [colormaps[MAP](norm(float(value))) for value in values]
+    colours: list[Any] = [colormaps[style.MAP](norm(float(value))) for value in values]
     if right is not None:
         colours = [_RIGHT if bool(ok) else _WRONG for ok in right]
     points0, points1 = matches.points0.cpu().tolist(), matches.points1.cpu().tolist()
@@ -98,11 +103,11 @@ def match_lines(
         axis.scatter(xs, ys, c=colours, s=22, edgecolors="white", linewidths=0.8, zorder=3)
     if right is None:
         what = "score" if matches.probability is None else "probability of being right"
-        colour_bar(figure, [axis0, axis1], norm, MAP, what)
+        style.colour_bar(figure, [axis0, axis1], norm, style.MAP, what)
     return figure
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def region_matches(
     image0: ImageLike,
     image1: ImageLike,
@@ -127,7 +132,7 @@ def region_matches(
     for axis, boxes in zip(axes, (matches.boxes0, matches.boxes1), strict=True):
         _numbered_boxes(axis, boxes[chosen].tolist())
     marks = [
-        Line2D([], [], color=colour_of(place), linewidth=4, solid_capstyle="butt",
+        Line2D([], [], color=style.colour_of(place), linewidth=4, solid_capstyle="butt",
                label=f"{place + 1}   {float(matches.score[row]):.2f}")
         for place, row in enumerate(chosen)
     ]  # fmt: skip
@@ -155,13 +160,13 @@ def _numbered_boxes(axis: Axes, boxes: list[list[float]]) -> None:
     """Inclusive boxes, the first on top, each with its number on a corner."""
     corners = _free_corners(boxes, width=axis.get_xlim()[1], height=axis.get_ylim()[0])
     for place, box in reversed(list(enumerate(boxes))):
-        outline(axis, box, colour_of(place))
+        style.outline(axis, box, style.colour_of(place))
     for place, corner in enumerate(corners):
         axis.text(
             *corner, str(place + 1), ha="center", va="center", fontsize=8.5,
             fontweight="bold", zorder=3,
             bbox={"boxstyle": "circle,pad=0.2", "facecolor": "white", "linewidth": 1.6,
-                  "edgecolor": colour_of(place)},
+                  "edgecolor": style.colour_of(place)},
         )  # fmt: skip
 
 
@@ -181,21 +186,92 @@ def _free_corners(
     return taken
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def warped(image0: ImageLike, image1: ImageLike, back: DenseMatches) -> Figure:
     """Photo A warped onto photo B, beside both; `back` = match_dense(features1, features0)."""
     first, second = load(image0).cpu(), load(image1).cpu()
     moved = warp_image(first, back.points1.cpu())
     half = (second.float() * 0.5 + moved.float() * 0.5).to(second.dtype)
     height, width = second.shape[1:]
-    figure = new_figure(
-        WIDTH / 3 * height / width + 0.4,
+    figure = style.new_figure(
+        style.WIDTH / 3 * height / width + 0.4,
         "Photo B; the pixels of photo A moved to where B has their match; and both blended.",
     )
     axes, frame = figure.subplots(1, 3), Frame((height, width), (height, width))
     titles = {"B": second, "A warped onto B": moved, "both": half}
     for axis, (name, pixels) in zip(axes, titles.items(), strict=True):
-        show(axis, pixels, frame)
-        small_title(axis, name)
-    hide_frames(axes)
+        style.show(axis, pixels, frame)
+        style.small_title(axis, name)
+    style.hide_frames(axes)
     return figure
+
+
+def match_photos(
+    image0: Path,
+    image1: Path,
+    *,
+    out: Path,
+    points: Any = None,
+    count: int = 60,
+    regions: int = 0,
+    mutual: bool = True,
+    voting: bool | Voting = True,
+    model: str | None = None,
+    sides: Sequence[int] = (),
+    device: str | None = None,
+) -> tuple[Matches, Path]:
+    """Match photo A to photo B: OUT/matches.png, OUT/matches.json and the page OUT/index.html.
+
+    Everything is computed before anything is written. Given points are all kept; `mutual` filters
+    those that were chosen. sides: longest sides at which the photos are seen, network pixels.
+    """
+    network = DenseFeatures.from_pretrained(model, device=device)
+    photos = (load(image0), load(image1))
+    sides = sides or (network.config.longest_side,)
+    features0, features1 = extract_scales(network, photos, sides)
+    matches = match_points(
+        features0, features1, points, count=count, voting=voting, mutual=mutual and points is None
+    )
+    seen0, seen1 = style.shown_photo(photos[0], features0), style.shown_photo(photos[1], features1)
+    back = match_dense(seen1.features, seen0.features, voting=voting)
+    text = f"{len(matches)} matches in original pixels; matches.json beside this page has them."
+    lines = match_lines(*photos, matches)
+    sections = [
+        Section("Points", text, figures=(lines,)),
+        Section("Every pixel", figures=(warped(seen0.pixels, seen1.pixels, back),)),
+        Section("Confidence", figures=(confidence_map([features0, features1], photos),)),
+    ]
+    values = {"image0": image0.name, "image1": image1.name, **matches.to_dict()}
+    if regions:
+        boxes = [propose(photo, ProposalConfig(count=regions)) for photo in photos]
+        best = match_regions(features0, features1, *boxes, lower_weight=REGION_WEIGHTS[1])
+        figures = (region_matches(*photos, best), _through_regions(seen0, seen1, *boxes))
+        sections.insert(1, Section("Regions", _REGIONS, figures=figures))
+        parts = ("boxes0", "boxes1", "score")
+        values["regions"] = {part: getattr(best, part).tolist() for part in parts}
+    drawn = BytesIO()
+    lines.savefig(drawn, format="png", dpi=150)
+    # The page draws its figures first, so that what fails there leaves nothing behind.
+    page = write_page(out / "index.html", f"{image0.name} and {image1.name}", sections)
+    write_bytes(out / "matches.png", drawn.getvalue())
+    write_text(out / "matches.json", as_json(values) + "\n")
+    return matches, page
+
+
+def _through_regions(
+    seen0: style.ShownPhoto, seen1: style.ShownPhoto, boxes0: Tensor, boxes1: Tensor
+) -> Figure:
+    """Photo A moved onto B by the best regions of A for those of B; boxes in original pixels."""
+    boxes0, boxes1 = _shown_boxes(seen0, boxes0), _shown_boxes(seen1, boxes1)
+    regions = match_regions(
+        seen1.features, seen0.features, boxes1, boxes0, lower_weight=REGION_WEIGHTS[1]
+    )
+    flow = match_dense_by_regions(seen1.features, seen0.features, seen1.pixels, regions)
+    return warped(seen0.pixels, seen1.pixels, flow)
+
+
+def _shown_boxes(seen: style.ShownPhoto, boxes: Tensor) -> Tensor:
+    """In shown pixels; a box that comes out narrower than one of them keeps its middle."""
+    boxes = seen.frame.boxes_to_network(boxes)
+    middle = (boxes[:, :2] + boxes[:, 2:]) / 2
+    return torch.cat([boxes[:, :2].minimum(middle), boxes[:, 2:].maximum(middle)], dim=1)

@@ -10,20 +10,7 @@ from surefeat.core.image import ImageLike, decode
 from surefeat.data.keypoints import Category, Labelled
 from surefeat.data.labels import PhotoLabels
 from surefeat.match.proposals import item_bytes
-from surefeat.show.style import (
-    GREY,
-    INK,
-    PALETTE,
-    STYLE,
-    WIDTH,
-    colour_of,
-    hide_frames,
-    new_figure,
-    outline,
-    picture,
-    show,
-    small_title,
-)
+from surefeat.show import style
 
 try:
     from matplotlib import rc_context
@@ -42,10 +29,10 @@ _LARGE, _SMALL = 13.0, 9.0
 
 # Tiles in a row of a contact sheet, and the colours of its boxes.
 _COLUMNS = 6
-_DROPPED, _KEPT = PALETTE[1:3]
+_DROPPED, _KEPT = style.PALETTE[1:3]
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def keypoints(
     image: ImageLike, objects: Sequence[Labelled], categories: Sequence[Category]
 ) -> Figure:
@@ -54,14 +41,14 @@ def keypoints(
     The legend says which number is which keypoint, and of a single object its score; discs are
     paler where a detector is less sure.
     """
-    pixels, frame = picture(image)
+    pixels, frame = style.picture(image)
     shape = frame.original[1] / frame.original[0]
-    height = min(WIDTH / shape, _TALLEST)
-    figure = new_figure(
+    height = min(style.WIDTH / shape, _TALLEST)
+    figure = style.new_figure(
         height, "Keypoints; paler discs are less sure.", width=height * shape + _NAMES
     )
     axes: Axes = figure.subplots()
-    show(axes, pixels, frame)
+    style.show(axes, pixels, frame)
     axes.set_axis_off()
     across = _LARGE if len(objects) == 1 else _SMALL
     for item in objects:
@@ -69,7 +56,7 @@ def keypoints(
     several = len({item.category for item in objects}) > 1
     handles = [
         Line2D(
-            [], [], linestyle="", marker="o", markersize=across, color=colour_of(k),
+            [], [], linestyle="", marker="o", markersize=across, color=style.colour_of(k),
             label=_name(objects, k, f"{categories[number].name} {name}" if several else name),
         )
         for number in sorted({item.category for item in objects})
@@ -82,16 +69,16 @@ def keypoints(
 def _mark_object(axes: Axes, item: Labelled, across: float) -> None:
     """Its box, unless that is the whole photo, and its visible keypoints."""
     if item.box.tolist() != [0, 0, item.size[1] - 1, item.size[0] - 1]:
-        outline(axes, item.box.tolist(), GREY, width=0.8)
+        style.outline(axes, item.box.tolist(), style.GREY, width=0.8)
     for k, (x, y) in enumerate(item.points.tolist()):
         if bool(item.visible[k]):
             sure = 1.0 if item.scores is None else min(1.0, float(item.scores[k]))
             axes.scatter(
-                [x], [y], s=across**2, color=colour_of(k), edgecolors="white", linewidths=1.0,
+                [x], [y], s=across**2, color=style.colour_of(k), edgecolors="white", linewidths=1.0,
                 alpha=0.4 + 0.6 * sure, zorder=3,
             )  # fmt: skip
             axes.text(
-                x, y, str(k + 1), color=_ink(colour_of(k)), fontsize=0.62 * across, zorder=4,
+                x, y, str(k + 1), color=_ink(style.colour_of(k)), fontsize=0.62 * across, zorder=4,
                 fontweight="bold", ha="center", va="center_baseline",
             )  # fmt: skip
 
@@ -105,10 +92,10 @@ def _name(objects: Sequence[Labelled], k: int, name: str) -> str:
 def _ink(colour: str) -> str:
     """Of a number on a disc of this colour."""
     red, green, blue = to_rgb(colour)
-    return INK if 0.3 * red + 0.6 * green + 0.1 * blue > 0.55 else "white"
+    return style.INK if 0.3 * red + 0.6 * green + 0.1 * blue > 0.55 else "white"
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def contact_sheet(
     selection: Selection, images: Mapping[str, ImageLike], *, count: int = 36
 ) -> Figure:
@@ -127,11 +114,11 @@ def contact_sheet(
         f"{len(kept)} boxes kept (green) and {dropped} dropped (orange), evenly drawn from each, "
         "best score first."
     )
-    figure = new_figure(1.75 * rows + 0.4, label)
+    figure = style.new_figure(1.75 * rows + 0.4, label)
     # The file is looked at by itself, where nobody prints the label.
     figure.suptitle(label, x=0.005, ha="left", fontsize=9)
     grid = figure.subplots(rows, _COLUMNS, squeeze=False)
-    hide_frames(grid.flat)
+    style.hide_frames(grid.flat)
     for axes, candidate in zip(grid.flat, shown, strict=False):
         _draw_candidate(axes, candidate, images[candidate.name])
     return figure
@@ -162,12 +149,12 @@ def spread_over(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
 
 
 def _draw_candidate(axes: Axes, candidate: Candidate, image: ImageLike) -> None:
-    show(axes, *picture(image))
+    style.show(axes, *style.picture(image))
     kept = candidate.verdict == "kept"
-    outline(axes, candidate.box, _KEPT if kept else _DROPPED, width=1.8)
-    small_title(axes, f"{candidate.category} {candidate.score:.3f}")
+    style.outline(axes, candidate.box, _KEPT if kept else _DROPPED, width=1.8)
+    style.small_title(axes, f"{candidate.category} {candidate.score:.3f}")
     if not kept:
         axes.text(
             0.5, -0.03, candidate.verdict, transform=axes.transAxes, ha="center", va="top",
-            fontsize=7, color=GREY,
+            fontsize=7, color=style.GREY,
         )  # fmt: skip

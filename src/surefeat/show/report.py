@@ -1,20 +1,26 @@
-"""RUN/report.html: what a run learned, from what, with which settings, and how it looks."""
+"""Self-contained HTML pages, and RUN/report.html: what a run learned, and how it looks.
+
+A page has no script, asks no network, holds its pictures and escapes all text.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
-from surefeat.core.files import to_dict
+from surefeat.core.files import to_dict, write_text
 from surefeat.core.image import ImageError, ImageLike, load, resize
 from surefeat.data.sources import walk_folder
 from surefeat.learn.config import Config
@@ -23,13 +29,19 @@ from surefeat.learn.warp import Views, corresponding_points, draw, two_views
 from surefeat.model.network import DenseFeatures
 from surefeat.show.curves import loss_surface, selfcheck_figure, training_curves
 from surefeat.show.features import channels, confidence_map, pca, views_sheet
-from surefeat.show.page import Number, Section, write_page
 
-__all__ = ["Number", "Section", "write_page", "write_report"]
+try:
+    from jinja2 import Environment, PackageLoader
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("needs jinja2 and matplotlib: pip install 'surefeat[viz]'") from error
 
 Example = tuple[str, Tensor]
 
 _EXAMPLES, _SKIPPED_SHOWN, _POINTS = 6, 50, 64
+
+# Pictures are stored at twice the size of the page's pixels; larger files as JPEG.
+_DPI, _LARGEST_PNG = 192, 300_000
 
 # Keeps a number and its unit on one line.
 _SPACE = "\N{NO-BREAK SPACE}"
@@ -64,33 +76,79 @@ _CONFIDENCE = (
 _FOOT = "Written by surefeat. This file needs nothing else: keep it, mail it, print it."
 
 
-def write_report(
-    run_folder: str | Path,
-    *,
-    images: Sequence[ImageLike] = (),
-    title: str | None = None,
-    extra: Sequence[Section] = (),
-    device: str | None = None,
+@dataclass(frozen=True)
+class Number:
+    """A number to read first, with one sentence on what it means."""
+
+    name: str
+    value: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page; empty parts are left out."""
+
+    title: str
+    text: str = ""
+    """Plain text; a blank line starts a paragraph."""
+    figures: tuple[Figure, ...] = ()
+    """Each with its label as the caption."""
+    table: Sequence[Sequence[object]] | None = None
+    """Rows, the first of them the heading."""
+    numbers: tuple[Number, ...] = ()
+
+
+def write_page(
+    path: str | Path, title: str, sections: Sequence[Section], *, lead: str = "", foot: str = ""
 ) -> Path:
+    """Write one HTML file that needs nothing else: `lead` under the title, `foot` at the end."""
+    pages = Environment(loader=PackageLoader("surefeat.show"), autoescape=True, trim_blocks=True,
+                        lstrip_blocks=True)  # fmt: skip
+    pages.filters["inline"] = _inline
+    page = pages.get_template("report.html.j2")
+    html = page.render(title=title, sections=sections, lead=lead, foot=foot)
+    # A name that is no valid Unicode on disk must not keep the page from being written.
+    write_text(Path(path), html.encode("utf-8", "replace").decode())
+    return Path(path)
+
+
+def _inline(figure: Figure) -> dict[str, Any]:
+    """A figure as an `img` wants it: data address, size in CSS pixels, caption."""
+    buffer, kind = io.BytesIO(), "png"
+    figure.savefig(buffer, format="png", dpi=_DPI)
+    if buffer.tell() > _LARGEST_PNG:
+        drawn = Image.open(buffer).convert("RGB")
+        buffer, kind = io.BytesIO(), "jpeg"
+        drawn.save(buffer, format="jpeg", quality=88, optimize=True)
+    width, height = (round(96 * inches) for inches in figure.get_size_inches())
+    address = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return {"src": address, "width": width, "height": height, "caption": str(figure.get_label())}
+
+
+def write_report(run_folder: str | Path, *, images: Sequence[ImageLike] = ()) -> Path:
     """RUN/report.html: what was learned, from what, with which settings, and how it looks.
 
     images: up to six examples (folders count as their images); without them those the run left in
-    RUN/examples, if any. extra: sections put before the settings. Unfinished runs work too.
+    RUN/examples, if any. Unfinished runs work too.
     """
     run = Run.open(run_folder)
     config, metrics = run.settings(Config), run.metrics()
     summary = _read_json(run.folder / "summary.json")
-    sections = [_summary(metrics, summary), *_check_section(summary)]
+    sections = [_summary(metrics, summary)]
+    if check := summary.get("self_check"):
+        text = _CHECK.format(points=check["points"])
+        sections.append(Section("Label-free check", text, figures=(selfcheck_figure(check),)))
     if metrics:
         sections.append(Section("Training", figures=(training_curves(metrics),)))
-    sections += _looks(run, config, _examples(run, images), device=device)
+    sections += _looks(run, config, _examples(run, images))
     if config.loss.kind == "probabilistic":
         sections.append(Section("The loss", text=_LOSS, figures=(loss_surface(),)))
-    sections += [*extra, *_skipped(run), _settings(config), _environment(run)]
+    sections += [*_skipped(run), _settings(config), _environment(run)]
     lead = f"What surefeat learned from {_image_count(run)}."
     lead += "" if summary else " The run is not finished."
-    name = title or f"Run {run.folder.resolve().name}"
-    return write_page(run.folder / "report.html", name, sections, lead=lead, foot=_FOOT)
+    title = f"Run {run.folder.resolve().name}"
+    return write_page(run.folder / "report.html", title, sections, lead=lead, foot=_FOOT)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -142,16 +200,6 @@ def _summary(metrics: list[dict[str, Any]], summary: dict[str, Any]) -> Section:
     return Section("Summary", numbers=(*numbers, *_check_numbers(summary.get("self_check", {}))))
 
 
-def _check_section(summary: dict[str, Any]) -> list[Section]:
-    check = summary.get("self_check")
-    if not check:
-        return []
-    figure = selfcheck_figure(check)
-    return [
-        Section("Label-free check", text=_CHECK.format(points=check["points"]), figures=(figure,))
-    ]
-
-
 def _check_numbers(check: dict[str, Any]) -> list[Number]:
     numbers = []
     for key, value in check.items():
@@ -181,30 +229,24 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _looks(
-    run: Run, config: Config, examples: list[Example], *, device: str | None
-) -> list[Section]:
+def _looks(run: Run, config: Config, examples: list[Example]) -> list[Section]:
     """Example images: their warped views, and what the finished model makes of them."""
     if not examples:
         return [Section("Example images", text=_HINT)]
-    views, points0, points1 = _example_views([pixels for _, pixels in examples], config)
-    sheet = views_sheet(views, points0, points1)
+    names, images = [name for name, _ in examples], [pixels for _, pixels in examples]
+    sheet = views_sheet(*_example_views(images, config))
     sections = [Section("Warped views", text=_VIEWS, figures=(sheet,))]
     if not (run.folder / "model").is_dir():
         return sections
-    model = DenseFeatures.from_pretrained(run.folder, device=device)
-    names, images = [name for name, _ in examples], [pixels for _, pixels in examples]
-    extracted = zip(model.extract(images), names, strict=True)
-    features = [replace(maps, name=name) for maps, name in extracted]
+    extracted = DenseFeatures.from_pretrained(run.folder).extract(images)
+    features = [replace(maps, name=name) for maps, name in zip(extracted, names, strict=True)]
     sure = config.loss.kind == "probabilistic"
     if sure:
         maps = confidence_map(features, images)
         sections.append(Section("Confidence", text=_CONFIDENCE, figures=(maps,)))
-    responses = tuple(channels(features[i], images[i]) for i in range(min(2, len(images))))
-    sections.append(
-        Section("Descriptors", figures=(pca(features, images, weighted=sure), *responses))
-    )
-    return sections
+    responses = [channels(*seen) for seen in zip(features[:2], images[:2], strict=True)]
+    colours = pca(features, images, weighted=sure)
+    return [*sections, Section("Descriptors", figures=(colours, *responses))]
 
 
 def _example_views(images: list[Tensor], config: Config) -> tuple[Views, Tensor, Tensor]:

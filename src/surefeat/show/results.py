@@ -22,17 +22,8 @@ from surefeat.measure.tables import (
     rule_table,
     transposed,
 )
-from surefeat.show.page import Section, write_page
-from surefeat.show.style import (
-    GREY,
-    PALETTE,
-    STYLE,
-    new_figure,
-    pairs_of_tiles,
-    picture,
-    show,
-    small_title,
-)
+from surefeat.show import style
+from surefeat.show.report import Section, write_page
 
 try:
     from matplotlib import colormaps, rc_context
@@ -45,7 +36,7 @@ MOST_CURVES = 10
 """Of the region figure: more can not be told apart."""
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def region_figure(results: Sequence[Result]) -> Figure:
     """PCR over the threshold on 1 - IoU, and mIoU over k, a curve per row (paper, figure 5)."""
     area = Score("pcr area")
@@ -54,7 +45,7 @@ def region_figure(results: Sequence[Result]) -> Figure:
     if not having:
         raise ValueError("no result has region curves; evaluate with --measures regions")
     name = f"{having[0]['benchmark']} {having[0]['split']}"
-    figure = new_figure(
+    figure = style.new_figure(
         3.6, f"Region matching on {name}. Left: share of regions whose best match misses the truth "
         "by less than the threshold. Right: mean overlap of each pair's k best-scored matches. In "
         f"the legend the areas under both curves; of many rows the {MOST_CURVES} best on the left."
@@ -62,8 +53,8 @@ def region_figure(results: Sequence[Result]) -> Figure:
     left, right = figure.subplots(1, 2)
     for number, result in enumerate(having):
         look: dict[str, Any] = {
-            "color": PALETTE[number % len(PALETTE)],
-            "linestyle": ("-", "--", ":")[number // len(PALETTE) % 3],
+            "color": style.PALETTE[number % len(style.PALETTE)],
+            "linestyle": ("-", "--", ":")[number // len(style.PALETTE) % 3],
         }
         areas = [score.shown(score.of(result)) for score in (area, Score("miou area"))]
         label = "\n".join([result["row"], "   ".join(areas)])
@@ -75,16 +66,16 @@ def region_figure(results: Sequence[Result]) -> Figure:
     return figure
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def pck_figure(results: Sequence[Result]) -> Figure:
     """PCK@0.1 of every row by every route, and with image 1 shifted."""
     rule = results[0]["rule"]
-    figure = new_figure(
+    figure = style.new_figure(
         0.9 + 0.25 * len(results), f"PCK@0.1 ({rule} rule) by each route; the hollow mark is the "
         "same with image 1 shifted, where knowing the place does not help."
     )  # fmt: skip
     axes = figure.subplots()
-    for colour, route in zip(PALETTE, ROUTES, strict=False):
+    for colour, route in zip(style.PALETTE, ROUTES, strict=False):
         for shifted in (False, True):
             score = pck_score(route, rule, shifted=shifted)
             values = [(score.of(result), place) for place, result in enumerate(results)]
@@ -100,11 +91,11 @@ def pck_figure(results: Sequence[Result]) -> Figure:
     return figure
 
 
-@rc_context(STYLE)
+@rc_context(style.STYLE)
 def keypoint_pairs(pairs: Sequence[Pair]) -> Figure:
     """Pairs of a benchmark with their common keypoints, equal colours where they correspond."""
     aspects = [max(h / w for h, w in (pair.size0, pair.size1)) for pair in pairs]
-    figure, tiles = pairs_of_tiles(
+    figure, tiles = style.pairs_of_tiles(
         aspects, label="Pairs and the keypoints both images have, in equal colours."
     )
     for pair, axes in zip(pairs, tiles, strict=True):
@@ -112,13 +103,13 @@ def keypoint_pairs(pairs: Sequence[Pair]) -> Figure:
         count = len(points[0])
         colours = colormaps["turbo"]([i / max(1, count - 1) for i in range(count)])
         for axis, path, common in zip(axes, (pair.image0, pair.image1), points, strict=True):
-            show(axis, *picture(path))
+            style.show(axis, *style.picture(path))
             x, y = common.T.tolist()
             axis.scatter(x, y, c=colours, s=18, edgecolors="white", linewidths=0.7)
-            small_title(axis, path.name)
+            style.small_title(axis, path.name)
         axes[0].annotate(
             pair.category, (0, 1), (0, 16), xycoords="axes fraction", textcoords="offset points",
-            color=GREY, fontsize=8.5,
+            color=style.GREY, fontsize=8.5,
         )  # fmt: skip
     return figure
 
