@@ -26,7 +26,7 @@ from surefeat.data.drawn import Instance, correspondences, draw_many, write_fold
 from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.learn.config import preset
 from surefeat.learn.pretrain import pretrain
-from surefeat.measure.parts import PartCheck, check_parts
+from surefeat.measure.evaluate import PartCheck, check_parts
 from surefeat.show.report import Section, write_page, write_report
 
 TRAINED_ON, NEW = 0, 2024

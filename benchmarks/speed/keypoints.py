@@ -28,7 +28,7 @@ from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import KeypointSet, load_pascal3d, read_coco
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
-from surefeat.measure.fewshot_data import held_out
+from surefeat.measure.fewshot import held_out
 from surefeat.measure.metrics import hits, longer_side
 from surefeat.model.config import WEIGHTS, model_folder
 from surefeat.model.network import DenseFeatures

@@ -27,7 +27,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> KeypointSet:
 
 @pytest.fixture(scope="module")
 def objects(labelled: KeypointSet) -> CutObjects:
-    return cut_objects(labelled, size=SIDE, jitter=1 / 6, device=CPU, workers=2)
+    return cut_objects(labelled, size=SIDE, jitter=1 / 6, device=CPU)
 
 
 def own_boxes(objects: CutObjects, *, mirror: bool) -> ObjectViews:

@@ -11,7 +11,7 @@ import torch
 from surefeat.data.drawn import draw_many, write_folder
 from surefeat.learn.config import preset
 from surefeat.learn.pretrain import pretrain
-from surefeat.measure.parts import PartCheck, check_parts
+from surefeat.measure.evaluate import PartCheck, check_parts
 from surefeat.model.network import DenseFeatures
 
 

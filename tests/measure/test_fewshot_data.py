@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefeat.data.keypoints import KeypointSet
-from surefeat.measure.fewshot_data import cut_sets, held_out, load_sets, some_objects
+from surefeat.measure.fewshot import cut_sets, held_out, load_sets, some_objects
 from surefeat.measure.rows import at_size, build_row
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
@@ -54,7 +54,7 @@ def test_some_objects_are_those_of_a_class_that_show_something(found: KeypointSe
 
 def test_the_fingerprint_is_that_of_every_label(found: KeypointSet) -> None:
     def fingerprint(train: KeypointSet, test: KeypointSet) -> str:
-        cut = cut_sets(train, test, split="val", size=8, jitter=0.1, device=CPU, workers=2)
+        cut = cut_sets(train, test, split="val", size=8, jitter=0.1, device=CPU)
         return cut.fingerprint
 
     half = KeypointSet(KINDS, found.objects[:6])

@@ -13,7 +13,6 @@ from surefeat.keypoints.config import PAPER, FewShot, KeypointConfig
 from surefeat.keypoints.views import CutObjects
 from surefeat.measure.fewshot import (
     UNIT,
-    area,
     at_alpha,
     class_curves,
     image_ranks,
@@ -21,6 +20,7 @@ from surefeat.measure.fewshot import (
     relative_errors,
     round_objects,
 )
+from surefeat.measure.metrics import area
 
 
 def objects(boxes: Tensor, points: Tensor, visible: Tensor) -> CutObjects:

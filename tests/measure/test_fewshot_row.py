@@ -18,8 +18,7 @@ from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.keypoints.head import KeypointHead
 from surefeat.measure import fewshot
-from surefeat.measure.fewshot import Cache, Rounds, fit, measure_row
-from surefeat.measure.fewshot_data import FewShotData, cut_sets
+from surefeat.measure.fewshot import FewShotData, Rounds, cut_sets, fit, measure_row
 from surefeat.measure.results import Score, read_result
 from surefeat.measure.rows import Row, build_row, untrained_row
 from surefeat.measure.tables import class_table, read_fewshot, round_table
@@ -68,7 +67,7 @@ def test_a_round_fits_the_detector_that_ships(
     row = build_row("ours", model=tmp_path / "model", device=CPU)
     data = cut_sets(*sets, split="val", size=64, jitter=config.jitter, device=CPU)
     protocol = replace(ROUNDS, cells=64 // model.stride)
-    rounds = Rounds(row, data, protocol, config, Cache(tmp_path / "cache"))
+    rounds = Rounds(row, data, protocol, config)
     head = KeypointHead(
         len(detector.head.conv1.weight[0]), 5, hidden=8, generator=torch.Generator().manual_seed(7)
     )
@@ -238,16 +237,15 @@ def test_an_interrupted_evaluation_continues_to_the_same_result(
         measure_row(oracle(), data, ROUNDS, HEAD, out=tmp_path)
     (cache,) = (tmp_path / "cache").glob("*.jsonl")
     before = cache.read_text()
-    assert before.count("\n") == 4
+    assert before.count("\n") == 1
     cache.write_text(before + '{"seed": 0, "rou')
     continued = read_result(measure_row(oracle(), data, ROUNDS, HEAD, out=tmp_path))
-    assert calls == 7
+    assert calls == 8  # the second seed from its first round on
     assert cache.read_text().startswith(before)
     assert continued["metrics"] == read_result(result)["metrics"]
     # The time is that of all rounds, not of those that were left.
     taken = sum(each["seconds"] + each["seconds_of_test"] for each in continued["rounds"])
-    assert taken <= continued["seconds"] + 0.06
-    assert not list((tmp_path / "cache").glob("*.safetensors"))
+    assert taken <= continued["seconds"] + 0.1
 
 
 def test_features_that_all_rounds_share_are_computed_once(
@@ -263,17 +261,6 @@ def test_features_that_all_rounds_share_are_computed_once(
     row, rounds = replace(oracle(), layers=counted), replace(ROUNDS, rounds=(10, "all"))
     measure_row(row, data, rounds, replace(HEAD, least_steps=1), out=tmp_path)
     assert seen == len(data.test.objects) + HEAD.views * len(data.train.objects)
-
-
-def test_a_seed_without_its_head_starts_over(
-    data: FewShotData, result: Path, tmp_path: Path
-) -> None:
-    source = next((result.parent / "cache").glob("*.jsonl"))
-    lines = source.read_text().splitlines(keepends=True)
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / source.name).write_text("".join([*lines[3:], lines[0]]))
-    again = read_result(measure_row(oracle(), data, ROUNDS, HEAD, out=tmp_path))
-    assert again["metrics"] == read_result(result)["metrics"]
 
 
 def test_tables_show_rows_spread_and_control(result: Path) -> None:

@@ -17,7 +17,7 @@ from surefeat.data.benchmarks import (
     load_pf_willow,
 )
 from surefeat.data.pairs import Pair
-from surefeat.measure.metrics import hits, identity_points, in_convention, pck, pck_over_pairs
+from surefeat.measure.metrics import hits, identity_points, in_convention, pck_over_pairs
 
 NAN = math.nan
 
@@ -88,9 +88,9 @@ def test_pck_counts_distances_strictly_below_each_threshold() -> None:
     target = torch.zeros(4, 2)
     predicted = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 6.0], [10.0, 0.0]])
     everything = torch.ones(4, dtype=torch.bool)
-    shares = pck(predicted, target, torch.tensor([5.0, 5.01, 11.0]), everything)
-    assert shares.tolist() == [0.25, 0.5, 1.0]
-    assert pck(predicted, target, 7.0, everything).tolist() == [0.75]
+    right = hits(predicted, target, torch.tensor([5.0, 5.01, 11.0]), everything)
+    assert right.sum(1).tolist() == [1, 2, 4]
+    assert hits(predicted, target, 7.0, everything).sum().item() == 3
 
 
 def test_pck_ignores_invisible_points() -> None:
@@ -98,20 +98,18 @@ def test_pck_ignores_invisible_points() -> None:
     target = torch.tensor([[10.0, 10.0], [50.0, 50.0], [-1.0, -1.0]])
     predicted = torch.tensor([[10.0, 11.0], [90.0, 90.0], [-1.0, -1.0]])
     visible = torch.tensor([True, True, False])
-    assert pck(predicted, target, 5.0, visible).item() == 0.5
+    assert hits(predicted, target, 5.0, visible).tolist() == [[True, False]]
 
 
 def test_pck_counts_a_prediction_that_is_not_a_number_as_wrong() -> None:
     target = torch.zeros(2, 2)
     predicted = torch.tensor([[NAN, 0.0], [0.0, 0.0]])
-    assert pck(predicted, target, 1e9, torch.ones(2, dtype=torch.bool)).item() == 0.5
+    assert hits(predicted, target, 1e9, torch.ones(2, dtype=torch.bool)).tolist() == [[False, True]]
 
 
 def test_pck_refuses_shapes_that_do_not_belong_together() -> None:
     with pytest.raises(ValueError, match="keep invisible points in place"):
         hits(torch.zeros(2, 2), torch.zeros(3, 2), 1.0, torch.ones(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="no point is visible"):
-        pck(torch.zeros(2, 2), torch.zeros(2, 2), 1.0, torch.zeros(2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(
@@ -173,17 +171,17 @@ def test_per_image_and_per_point_means_differ() -> None:
     )
     assert result.per_image == (0.5,)
     assert result.per_point == (0.25,)
-    assert (result.pairs, result.points) == (2, 4)
+    assert [marks.tolist() for marks in result.right] == [[[True]], [[False] * 3]]
 
 
 def test_pck_says_what_is_missing() -> None:
     pair = make_pair([[1.0, 2.0]])
     with pytest.raises(ValueError, match="has no object box"):
-        pck_over_pairs([pair.points1], [pair], convention="bbox")
+        pck_over_pairs([pair.points1], [pair], convention="bbox", alphas=[0.1])
     with pytest.raises(ValueError, match="choose from scnet, img, bbox-kp, bbox"):
-        pck_over_pairs([pair.points1], [pair], convention="box")  # type: ignore[arg-type]
+        pck_over_pairs([pair.points1], [pair], convention="box", alphas=[0.1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="0 predictions for 1 pairs"):
-        pck_over_pairs([], [pair], convention="img")
+        pck_over_pairs([], [pair], convention="img", alphas=[0.1])
 
 
 def test_identity_scores_what_was_measured_before(data_root: Path) -> None:
@@ -195,7 +193,7 @@ def test_identity_scores_what_was_measured_before(data_root: Path) -> None:
         predicted = [identity_points(p.points0, size0=p.size0, size1=p.size1) for p in pairs]
         result = pck_over_pairs(predicted, pairs, convention=convention, alphas=[0.1])  # type: ignore[arg-type]
         assert result.per_image[0] == pytest.approx(expected, abs=0.003)
-    assert result.points == 9000
+    assert sum(marks.numel() for marks in result.right) == 9000
 
 
 def test_conventions_differ_on_real_pairs_by_more_than_most_methods_do(data_root: Path) -> None:
@@ -218,5 +216,5 @@ def test_birds_are_read_as_they_are_and_the_same_place_scores_as_documented(
     assert (len(benchmark.pairs), benchmark.rule) == (400, "img")
     copied = [identity_points(p.points0, size0=p.size0, size1=p.size1) for p in benchmark.pairs]
     result = pck_over_pairs(copied, benchmark.pairs, convention="scnet", alphas=(0.1,))
-    assert result.points == 4185
+    assert sum(marks.numel() for marks in result.right) == 4185
     assert 100 * result.per_image[0] == pytest.approx(18.4, abs=0.05)

@@ -29,11 +29,8 @@ def slow_pcr(ious: list[Tensor], t: float) -> list[float]:
     return [sum(1 - v < t for v in iou.tolist()) / len(iou) for iou in ious if len(iou)]
 
 
-def slow_miou(ious: list[Tensor], scores: list[Tensor], k: int) -> float:
-    kept: list[float] = []
-    for iou, score in zip(ious, scores, strict=True):
-        order = sorted(range(len(iou)), key=lambda i: -score[i].item())
-        kept += [iou[i].item() for i in order[:k]]
+def slow_miou(ious: list[Tensor], k: int) -> float:
+    kept = [value for iou in ious for value in iou.tolist()[:k]]
     return sum(kept) / len(kept)
 
 
@@ -41,24 +38,21 @@ def test_region_curves_agree_with_slow_loops() -> None:
     generator = torch.Generator().manual_seed(1)
     lengths = [3, 150, 0, 40, 1, 99]
     ious = [torch.rand(n, generator=generator, dtype=torch.float64) for n in lengths]
-    scores = [torch.randint(0, 9, (n,), generator=generator).float() for n in lengths]
-    curves = region_curves(ious, scores, ["x", "x", "x", "y", "y", "z"])
-    for index, t in enumerate(curves.thresholds):
-        assert t == pytest.approx(index / 100)
+    curves = region_curves(ious, ["x", "x", "x", "y", "y", "z"])
+    for index in range(101):
         shares = slow_pcr(ious, index / 100)
         assert curves.pcr[index] == pytest.approx(sum(shares) / 5)
         by_class = (sum(shares[:2]) / 2 + sum(shares[2:4]) / 2 + shares[4]) / 3
         assert curves.pcr_by_class[index] == pytest.approx(by_class)
-    for k in curves.ranks:
-        assert curves.miou[k - 1] == pytest.approx(slow_miou(ious, scores, k))
+    for k in range(1, 101):
+        assert curves.miou[k - 1] == pytest.approx(slow_miou(ious, k))
     assert (curves.pairs, curves.empty_pairs, curves.proposals) == (5, 1, 293)
     assert (len(curves.pcr), len(curves.miou)) == (101, 100)
 
 
 def test_region_curves_of_a_hand_computed_case() -> None:
-    # Pair 1: IoU 1 and 0.5 (scores 0.1, 0.9); pair 2: IoU 0.25.
-    ious = [torch.tensor([1.0, 0.5]), torch.tensor([0.25])]
-    curves = region_curves(ious, [torch.tensor([0.1, 0.9]), torch.tensor([0.3])], ["a", "b"])
+    # Pair 1: IoU 0.5 of the best score, then 1; pair 2: IoU 0.25.
+    curves = region_curves([torch.tensor([0.5, 1.0]), torch.tensor([0.25])], ["a", "b"])
     assert curves.pcr[0] == 0.0  # 1 - IoU < 0 holds for nothing, not even a perfect match
     assert curves.pcr[1] == 0.25
     assert curves.pcr[50] == 0.25  # 1 - 0.5 < 0.5 does not hold
@@ -74,19 +68,16 @@ def test_region_curves_of_a_hand_computed_case() -> None:
 
 
 def test_perfect_and_hopeless_regions_reach_the_ends_of_the_scale() -> None:
-    scores = [torch.rand(5, generator=torch.Generator().manual_seed(0))]
-    perfect = region_curves([torch.ones(5)], scores, ["a"])
+    perfect = region_curves([torch.ones(5)], ["a"])
     assert perfect.pcr_area == pytest.approx(0.995)  # t = 0 admits nothing
     assert perfect.miou_area == pytest.approx(1.0)
-    hopeless = region_curves([torch.zeros(5)], scores, ["a"])
+    hopeless = region_curves([torch.zeros(5)], ["a"])
     assert hopeless.pcr_area == hopeless.miou_area == 0.0
 
 
 def test_region_curves_refuse_to_average_nothing() -> None:
     with pytest.raises(ValueError, match="no pair has an active proposal"):
-        region_curves([torch.zeros(0)], [torch.zeros(0)], ["a"])
-    with pytest.raises(ValueError, match="as many scores as IoUs"):
-        region_curves([torch.zeros(2)], [torch.zeros(3)], ["a"])
+        region_curves([torch.zeros(0)], ["a"])
 
 
 def test_identity_keeps_the_relative_place() -> None:

@@ -10,7 +10,7 @@ import pytest
 from surefeat.cli.main import main
 from surefeat.data.drawn import correspondences, draw_many
 from surefeat.data.drawn_categories import CATEGORIES
-from surefeat.measure.parts import check_parts
+from surefeat.measure.evaluate import check_parts
 from surefeat.model.network import DenseFeatures
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from surefeat.data.benchmarks import CONVENTIONS
+from surefeat.measure.protocol import ALPHAS
 from surefeat.measure.results import Score, pair_values, pck_score, read_result
 from surefeat.measure.tables import (
     class_table,
@@ -133,35 +136,42 @@ def test_a_row_holds_what_its_protocol_asked_for_and_its_means_follow_from_its_p
     path: Path,
 ) -> None:
     stored = read_result(path)
-    protocol, scores = stored["config"]["protocol"], [*map(Score.parse, stored["metrics"])]
-    for shifted, key in ((False, "measures"), (True, "shifted_measures")):
-        routes = {
-            score.route for score in scores if score.kind == "pck" and score.shifted == shifted
-        }
-        assert routes - {"identity"} == set(protocol[key]) - {"regions"}
+    protocol, names = stored["config"]["protocol"], stored["pairs"]["names"]
+    asked = {"": protocol["measures"], "shifted ": protocol["shifted_measures"]}
+    routes = {
+        f"{prefix}{route}"
+        for prefix, measures in asked.items()
+        for route in ("identity", *measures)
+        if measures and route != "regions"
+    }
+    measured = (name.split(" pck@") for name in stored["metrics"] if " pck@" in name)
+    assert {route for route, _ in measured} == routes
     checked = 0
-    for score in scores:
-        values = [value for value in pair_values(stored, score) if value is not None]
-        if values:
-            assert statistics.mean(values) == pytest.approx(score.of(stored), abs=2e-3), score
-            checked += 1
-        if score.kind in ("pcr area", "miou area"):
-            curve = stored["curves"][str(score).removesuffix(" area")]
-            area = (sum(curve) - (curve[0] + curve[-1]) / 2) / (len(curve) - 1)
-            assert area == pytest.approx(score.of(stored), abs=2e-4), score
-    assert checked >= len(protocol["measures"]) - 1
-    assert (
-        len(stored["pairs"]["names"]) == {"pf-pascal": 299, "pf-willow": 900}[stored["benchmark"]]
-    )
-    for name, classes in stored["by_class"].items():
-        score = Score.parse(name)
-        named = zip(stored["pairs"]["names"], pair_values(stored, score), strict=True)
-        grouped: dict[str, list[float]] = {}
-        for pair, value in named:
-            if value is not None:
-                grouped.setdefault(pair.split("/")[0], []).append(value)
-        for category, value in classes.items():
-            assert statistics.mean(grouped[category]) == pytest.approx(value, abs=2e-3)
+    for shifted, rule, alpha in product((False, True), CONVENTIONS, ALPHAS):
+        for route in (route for route in routes if route.startswith("shifted ") == shifted):
+            score = pck_score(route.removeprefix("shifted "), rule, alpha=alpha, shifted=shifted)
+            values = [value for value in pair_values(stored, score) if value is not None]
+            if values:
+                assert statistics.mean(values) == pytest.approx(score.of(stored), abs=2e-3), score
+                checked += 1
+            if str(score) in stored["by_class"]:
+                check_classes(stored["by_class"][str(score)], names, pair_values(stored, score))
+    assert checked >= len(routes)
+    for name in ("pcr", "miou") if "regions" in protocol["measures"] else ():
+        curve = stored["curves"][name]
+        area = (sum(curve) - (curve[0] + curve[-1]) / 2) / (len(curve) - 1)
+        assert area == pytest.approx(stored["metrics"][f"{name} area"], abs=2e-4)
+    assert len(names) == {"pf-pascal": 299, "pf-willow": 900}[stored["benchmark"]]
+
+
+def check_classes(classes: dict[str, float], names: list[str], values: list[float | None]) -> None:
+    """What is said of classes is the mean of their pairs, which are named CLASS/..."""
+    grouped: dict[str, list[float]] = {}
+    for pair, value in zip(names, values, strict=True):
+        if value is not None:
+            grouped.setdefault(pair.split("/")[0], []).append(value)
+    for category, value in classes.items():
+        assert statistics.mean(grouped[category]) == pytest.approx(value, abs=2e-3)
 
 
 @pytest.mark.parametrize("path", FEWSHOT, ids=lambda path: path.name)

@@ -48,8 +48,6 @@ class EvaluateFewShot:
     out: Path = Path("results/pascal3d")
     """Folder for pascal3d-SPLIT-ROW.json, and cache/ for what can be continued."""
     device: Device = None
-    workers: int = 16
-    """Threads that decode photos."""
     json: bool = False
     """Print the metrics as JSON."""
 
@@ -62,8 +60,7 @@ class EvaluateFewShot:
             self.data, images=self.images, rows=self.rows, model=self.model, init=self.init,
             raw=self.raw, weights=self.weights, out=self.out, split=self.split,
             classes=self.classes, objects=self.objects, protocol=self.protocol,
-            head=PAPER if self.paper else self.head, device=self.device, workers=self.workers,
-            quiet=self.json,
+            head=PAPER if self.paper else self.head, device=self.device, quiet=self.json,
         )  # fmt: skip
         self._show(paths)
 
@@ -119,7 +116,7 @@ class EvaluateParts:
     def run(self) -> None:
         from surefeat.data.drawn import draw_many
         from surefeat.data.drawn_categories import CATEGORIES
-        from surefeat.measure.parts import check_parts
+        from surefeat.measure.evaluate import check_parts
         from surefeat.model.network import DenseFeatures
 
         instances = draw_many(self.count, size=self.size, seed=self.seed)

@@ -35,6 +35,9 @@ FeatureFunction = Callable[[Tensor], Tensor]
 BATCH = {"cuda": 256}
 """Crops per pass of the network; on other devices 16."""
 
+THREADS = 16
+"""That read photos."""
+
 _FINER = 1.25
 """Pixels of a cut per pixel of a view of its box: reading it a second time costs no sharpness."""
 
@@ -104,15 +107,9 @@ class CutObjects:
 
 
 def cut_objects(
-    labelled: KeypointSet,
-    *,
-    size: int,
-    jitter: float,
-    device: torch.device,
-    workers: int = 1,
-    quiet: bool = True,
+    labelled: KeypointSet, *, size: int, jitter: float, device: torch.device, quiet: bool = True
 ) -> CutObjects:
-    """Cut a set's objects out of their photos, each photo read once, by `workers` threads.
+    """Cut a set's objects out of their photos, each photo read once, by several threads.
 
     Boxes that jitter moves by up to its share stay within the cuts. Without jitter a cut is the
     crop of the box itself, `size` pixels wide.
@@ -132,7 +129,7 @@ def cut_objects(
         for number in numbers:
             pixels[number] = crop(photo, reach[number], size=side)
 
-    with ThreadPoolExecutor(max(1, workers)) as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         try:
             done = pool.map(fill, photos.values())
             for _ in tqdm(done, total=len(photos), desc="photos", unit="img", disable=quiet):

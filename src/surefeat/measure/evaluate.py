@@ -1,12 +1,10 @@
-"""Rows measured on a matching benchmark, one result file each: `surefeat evaluate BENCHMARK`.
+"""Models measured: as rows of a matching benchmark, and on drawn objects whose parts are known.
 
-Interrupted, an evaluation continues where it was; what rows share is prepared once for all.
+Interrupted, a benchmark continues where it was; what rows share is prepared once for all.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,18 +14,32 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypedDict, Unpack
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.core.files import choose_device, environment, write_text
+from surefeat.core.files import add_lines, choose_device, read_lines
+from surefeat.core.geometry import cell_centres
+from surefeat.core.ranking import auroc
 from surefeat.data.benchmarks import Benchmark, Name, load_benchmark
+from surefeat.data.drawn import Instance, correspondences
+from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.match.config import ProposalConfig
 from surefeat.match.sd_filter import DEFAULTS
 from surefeat.measure.matching import Record, measure
 from surefeat.measure.material import FeatureStore, Material, memory_for_features, prepare_material
 from surefeat.measure.protocol import MEASURES, SHIFTED, Measure, Protocol
-from surefeat.measure.results import Result, read_result, result_of, write_result
+from surefeat.measure.results import (
+    Result,
+    about_row,
+    cache_file,
+    read_result,
+    result_of,
+    write_result,
+)
 from surefeat.measure.rows import Row, build_row
 from surefeat.measure.tables import main_table, markdown
+from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 
 RECORD_VERSION = 1
@@ -39,43 +51,35 @@ the time of one."""
 
 
 def evaluate_row(
-    row: Row,
-    material: Material,
-    *,
-    out: Path,
-    device: torch.device,
-    quiet: bool = False,
+    row: Row, material: Material, *, out: Path, device: torch.device, quiet: bool = False
 ) -> Path:
     """Measure a row and write OUT/<benchmark>-<split>-<row>.json; returns its path.
 
     Records are appended to OUT/cache as they come: an interrupted evaluation continues there and
     gives the same result, one that was finished is read back.
     """
-    config = settings_of(row, material)
+    config, cases = settings_of(row, material), material.cases
     stem = f"{material.benchmark.name}-{material.benchmark.split}-{row.name}"
-    cache = out / "cache" / f"{stem}-{_key(row, material, config, device)}.jsonl"
-    records = read_records(cache)
+    decisive = [RECORD_VERSION, row.name, row.weights_sha256, config, device.type]
+    cache = cache_file(out, stem, [*decisive, material.fingerprint()])
+    records = _by_case(read_lines(cache))
     limit = memory_for_features(device)
     store = FeatureStore(row, material.pictures, material.protocol, device=device, limit=limit)
     start, before = time.perf_counter(), len(records)
-    with tqdm(total=len(material.cases), desc=row.name, disable=quiet, unit="pair") as bar:
-        for chunk in _chunks(material, CHUNK.get(device.type, 32)):
+    count = CHUNK.get(device.type, 32)
+    with tqdm(total=len(cases), desc=row.name, disable=quiet, unit="pair") as bar:
+        # Always the same chunks, whatever was done before.
+        for chunk in (cases[first : first + count] for first in range(0, len(cases), count)):
             if not all((case.number, case.variant) in records for case in chunk):
                 fresh = _by_case(measure(chunk, row, store, material.pictures, material.protocol))
-                _append(cache, [fresh[key] for key in fresh if key not in records])
+                add_lines(cache, [fresh[key] for key in fresh if key not in records])
                 records = fresh | records
             bar.update(len(chunk))
-    seconds = time.perf_counter() - start
-    ordered = [records[case.number, case.variant] for case in material.cases]
-    result = result_of(ordered, material, rated=row.confidence) | {
-        "row": row.name,
-        "config": config,
-        "weights_sha256": row.weights_sha256,
-        "seconds": round(seconds, 1) if not before else None,
-        **environment(device),
-        "device": device.type,
-    }
-    return write_result(out / f"{stem}.json", result)
+    seconds = None if before else round(time.perf_counter() - start, 1)
+    ordered = [records[case.number, case.variant] for case in cases]
+    result = result_of(ordered, material, rated=row.confidence)
+    about = about_row(row, config, device=device, seconds=seconds)
+    return write_result(out / f"{stem}.json", result | about)
 
 
 def settings_of(row: Row, material: Material) -> dict[str, Any]:
@@ -96,42 +100,8 @@ def settings_of(row: Row, material: Material) -> dict[str, Any]:
     }
 
 
-def read_records(cache: Path) -> dict[tuple[int, str], Record]:
-    """Records by pair and variant; a line that a crash cut off is removed from the file."""
-    if not cache.exists():
-        return {}
-    lines, records = cache.read_text().splitlines(), []
-    for line in lines:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    if len(records) < len(lines):
-        write_text(cache, "".join(json.dumps(record) + "\n" for record in records))
-    return _by_case(records)
-
-
 def _by_case(records: Sequence[Record]) -> dict[tuple[int, str], Record]:
     return {(record["pair"], record["variant"]): record for record in records}
-
-
-def _append(cache: Path, records: Sequence[Record]) -> None:
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with cache.open("a") as file:
-        file.write("".join(json.dumps(record) + "\n" for record in records))
-
-
-def _chunks(material: Material, count: int) -> Iterator[Sequence[Any]]:
-    """The cases in parts; always the same ones, whatever was done before."""
-    for start in range(0, len(material.cases), count):
-        yield material.cases[start : start + count]
-
-
-def _key(row: Row, material: Material, config: dict[str, Any], device: torch.device) -> str:
-    """Hash of all that decides the records."""
-    parts = [RECORD_VERSION, row.name, row.weights_sha256, config, device.type]
-    text = json.dumps([*parts, material.fingerprint()], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,3 +235,84 @@ def some_pairs(benchmark: Benchmark, count: int) -> Benchmark:
         raise ValueError(f"{benchmark.name} has {total} pairs, so pairs={count} is not possible")
     chosen = [benchmark.pairs[i * total // count] for i in range(count)]
     return Benchmark(benchmark.name, f"{benchmark.split}-{count}-of-{total}", chosen)
+
+
+@dataclass(frozen=True)
+class PartCheck:
+    """What was found on drawn objects that were not trained on; shares in [0, 1]."""
+
+    accuracy: float
+    """PCK@0.1: visible parts whose nearest neighbour in another instance of the category lies
+    within a tenth of the image's side of the true part; mean per pair, then over ordered pairs."""
+    by_category: dict[int, float]
+    """The same per category."""
+    object_auroc: float
+    """How well confidence ranks object cells before background cells, all images together."""
+    edge_auroc: float
+    """The same for plain gradient energy: what needs no learning."""
+    centre_auroc: float
+    """The same for closeness to the image's centre."""
+    pairs: int
+
+
+def check_parts(model: DenseFeatures, instances: Sequence[Instance]) -> PartCheck:
+    """Match all ordered pairs of instances of one category by nearest neighbour in descriptors."""
+    side = instances[0].image.shape[-1]
+    features = model.extract([item.image for item in instances], longest_side=side)
+    hits: dict[int, list[float]] = {}
+    for i, first in enumerate(instances):
+        for j, second in enumerate(instances):
+            if i == j or first.category != second.category:
+                continue
+            points0, points1 = correspondences(first, second)
+            if len(points0):
+                points = _most_similar(features[i], features[j], points0)
+                right = (points - points1).norm(dim=1) < 0.1 * side
+                hits.setdefault(first.category, []).append(right.float().mean().item())
+    every = [value for values in hits.values() for value in values]
+    if not every:
+        raise ValueError(
+            f"no two of the {len(instances)} instances show common parts of one category; draw "
+            f"more, at least {2 * len(CATEGORIES)}"
+        )
+    return PartCheck(
+        accuracy=sum(every) / len(every),
+        by_category={c: sum(v) / len(v) for c, v in sorted(hits.items())},
+        pairs=len(every),
+        **_object_aurocs(features, instances),
+    )
+
+
+def _most_similar(features0: Features, features1: Features, points0: Tensor) -> Tensor:
+    """Points (N, 2) of image 0 -> cell centres (N, 2) of image 1, by the descriptors alone."""
+    queries = features0.at(points0)
+    best = (queries @ features1.descriptors.flatten(1)).argmax(1)
+    size = (features1.descriptors.shape[1], features1.descriptors.shape[2])
+    centres = cell_centres(size=size, stride=features1.stride, device=best.device)
+    return features1.frame.to_original(centres[best]).cpu()
+
+
+def _object_aurocs(features: Sequence[Features], instances: Sequence[Instance]) -> dict[str, float]:
+    """AUROC of confidence and of two baselines for telling object from background cells."""
+    columns: list[Tensor] = []
+    for item, one in zip(instances, features, strict=True):
+        size = (one.confidence.shape[0], one.confidence.shape[1])
+        # A cell is object or background by its centre's neighbourhood; mixed cells do not count.
+        share = F.adaptive_avg_pool2d(item.mask[None].float(), size)[0]
+        grid = torch.stack(torch.meshgrid(*(torch.linspace(-1, 1, n) for n in size), indexing="ij"))
+        closeness = -grid.square().sum(0)
+        edges = F.adaptive_avg_pool2d(_gradient_energy(item.image)[None], size)[0]
+        columns.append(torch.stack([share, one.confidence.cpu(), edges, closeness]).flatten(1))
+    share, confidence, edges, closeness = torch.cat(columns, dim=1)
+    clear = (share > 0.9) | (share < 0.1)
+    truth = share[clear] > 0.5
+    scores = {"object": confidence, "edge": edges, "centre": closeness}
+    return {f"{name}_auroc": auroc(values[clear], truth) for name, values in scores.items()}
+
+
+def _gradient_energy(image: Tensor) -> Tensor:
+    """(3, H, W) uint8 -> (H, W): squared gradient of the grey image, same size."""
+    grey = image.float().mean(0) / 255
+    across = F.pad(grey[:, 1:] - grey[:, :-1], (0, 1))
+    down = F.pad(grey[1:] - grey[:-1], (0, 0, 0, 1))
+    return across.square() + down.square()

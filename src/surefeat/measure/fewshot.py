@@ -2,51 +2,44 @@
 
 What is measured is the detector: in rounds of growing annotation its head is fitted further, as
 `surefeat keypoints fit` fits it, on any row's features, and finds the keypoints of all test objects
-after each.
-
-Names: "pck@0.1 bbox, 10 per class" is in percent, "pck area bbox, 10 per class" lies in [0, 1];
-both are means over the classes, then over the seeds; "..., sd over seeds" is the spread of the
-latter. "mean position ..." is the control: the mean place in the box, without looking.
+after each. Metrics are means over the classes, then over the seeds. The control is the mean place
+in the box, without looking.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.core.files import (
-    add_lines,
-    choose_device,
-    environment,
-    read_lines,
-    write_lines,
-    write_tensors,
-)
+from surefeat.core.files import add_lines, choose_device, read_lines
 from surefeat.core.geometry import into_box, out_of_box
+from surefeat.data.keypoints import KeypointSet, Labelled, load_pascal3d
 from surefeat.keypoints.config import FewShot, KeypointConfig, Round, Split
 from surefeat.keypoints.head import KeypointHead, find_points, fit
-from surefeat.keypoints.views import CutObjects, ObjectViews, ViewStore
-from surefeat.measure.fewshot_data import FewShotData, cut_sets, load_sets, some_objects
-from surefeat.measure.results import write_result
+from surefeat.keypoints.views import CutObjects, ObjectViews, ViewStore, cut_objects
+from surefeat.measure.metrics import area
+from surefeat.measure.results import CONTROL, Result, Score, about_row, cache_file, write_result
 from surefeat.measure.rows import Row, build_row
 
-VERSION = 2
+VERSION = 3
 """Part of every cache key: raised when the same settings begin to give other records."""
 
 TEST_BATCH = 512
 
+HELD_OUT = 4
+"""One in so many training images is what the development split measures on."""
+
 Record = Mapping[str, Any]
-"""One round of one seed, as a line of the cache."""
+"""One round of one seed."""
 
 
 def evaluate_fewshot(
@@ -65,15 +58,14 @@ def evaluate_fewshot(
     protocol: FewShot | None = None,
     head: KeypointConfig | None = None,
     device: str | torch.device | None = None,
-    workers: int = 16,
     quiet: bool = False,
 ) -> list[Path]:
     """Measure rows (see measure.rows) on few-shot keypoints; their result files.
 
     data: a folder in one of the layouts of data.keypoints, its photos under `images`. `classes` and
     `objects` (per class) make a trial smaller; the split's name says so. Objects are cut out of
-    their photos once for all rows. Interrupted, it continues when called again with the same
-    settings.
+    their photos once for all rows. Interrupted, it continues with the first seed that is not done
+    when called again with the same settings.
     """
     protocol, head = protocol or FewShot(), head or KeypointConfig()
     where = choose_device(device)
@@ -87,9 +79,104 @@ def evaluate_fewshot(
     smaller = [*(classes or ()), *([f"{objects}-objects"] if objects else ())]
     cut = cut_sets(
         train, test, split="-".join([split, *smaller]), size=head.size, jitter=head.jitter,
-        device=where, workers=workers, quiet=quiet,
+        device=where, quiet=quiet,
     )  # fmt: skip
     return [measure_row(row, cut, protocol, head, out=Path(out), quiet=quiet) for row in built]
+
+
+def load_sets(
+    data: str | Path, *, images: str | Path | None = None, split: Split = "val"
+) -> tuple[KeypointSet, KeypointSet]:
+    """Objects to learn from and to measure on, in the layouts that load_pascal3d knows.
+
+    val: all of train, and val. dev: three quarters of the training images, and the rest of them,
+    to choose settings on; which image is where follows from a hash of its name.
+    """
+    if split not in ("val", "dev"):
+        raise ValueError(f"unknown split {split!r}; choose val, or dev to choose settings on")
+    train = load_pascal3d(data, split="train", images=images)
+    if split == "val":
+        return train, load_pascal3d(data, split="val", images=images)
+    learn = tuple(item for item in train.objects if not held_out(item.name))
+    check = tuple(item for item in train.objects if held_out(item.name))
+    return KeypointSet(train.categories, learn), KeypointSet(train.categories, check)
+
+
+def held_out(name: str) -> bool:
+    """Whether the development split measures on the image of this name."""
+    digest = hashlib.sha256(PurePath(name).stem.encode()).digest()
+    return digest[0] % HELD_OUT == 0
+
+
+def some_objects(
+    labelled: KeypointSet, *, classes: Sequence[str] | None = None, most: int | None = None
+) -> KeypointSet:
+    """Objects with at least one visible keypoint, of some classes, at most so many of each.
+
+    Difficult, truncated and occluded objects stay in: what they do not show is not visible.
+    """
+    names = [category.name for category in labelled.categories]
+    unknown = sorted(set(classes or ()) - set(names))
+    if unknown:
+        raise ValueError(f"there is no class {', '.join(unknown)}; choose from {', '.join(names)}")
+    if most is not None and most < 1:
+        raise ValueError(f"objects is {most}; use at least 1 per class")
+    kept = [n for n, name in enumerate(names) if classes is None or name in classes]
+    items: list[Labelled] = []
+    for new, old in enumerate(kept):
+        own = [one for one in labelled.objects if one.category == old and bool(one.visible.any())]
+        if not own:
+            raise ValueError(f"no object of {names[old]!r} shows a keypoint; leave the class out")
+        count = min(len(own), most or len(own))
+        items += [replace(own[i * len(own) // count], category=new) for i in range(count)]
+    return KeypointSet(tuple(labelled.categories[n] for n in kept), tuple(items))
+
+
+@dataclass(frozen=True, eq=False)
+class SplitPart:
+    """One side of a split, N objects, cut out of their photos once for all rows."""
+
+    objects: CutObjects
+    """On the device, as bytes."""
+    category: Tensor
+    """(N,) number of their class, on the CPU."""
+    photo: Tensor
+    """(N,) number of their photo, on the CPU."""
+
+
+@dataclass(frozen=True, eq=False)
+class FewShotData:
+    """What all rows are measured on."""
+
+    split: str
+    classes: tuple[str, ...]
+    train: SplitPart
+    test: SplitPart
+    fingerprint: str
+    """Of names, boxes and keypoints of all objects."""
+
+
+def cut_sets(
+    train: KeypointSet, test: KeypointSet, *, split: str, size: int, jitter: float,
+    device: torch.device, quiet: bool = True,
+) -> FewShotData:  # fmt: skip
+    """Cut all objects out of their photos, those to learn from with room for jitter."""
+    if train.categories != test.categories:
+        raise ValueError("objects to train and to test on have other classes or keypoints")
+    digest, parts = hashlib.sha256(repr(train.categories).encode()), []
+    for labelled, room in ((train, jitter), (test, 0.0)):
+        digest.update(f"{len(labelled.objects)}".encode())
+        for item in labelled.objects:
+            digest.update(f"{item.name} {item.category}".encode())
+            for tensor in (item.box, item.points.nan_to_num(-1.0)):
+                digest.update(tensor.numpy().tobytes())
+        objects = cut_objects(labelled, size=size, jitter=room, device=device, quiet=quiet)
+        numbers: dict[str, int] = {}
+        photo = [numbers.setdefault(item.name, len(numbers)) for item in labelled.objects]
+        category = [item.category for item in labelled.objects]
+        parts.append(SplitPart(objects, torch.tensor(category), torch.tensor(photo)))
+    names = tuple(category.name for category in train.categories)
+    return FewShotData(split, names, parts[0], parts[1], digest.hexdigest()[:16])
 
 
 def measure_row(
@@ -103,7 +190,7 @@ def measure_row(
 ) -> Path:
     """All rounds of all seeds of a row; writes OUT/pascal3d-<split>-<row>.json, returns its path.
 
-    Rounds are appended to OUT/cache as they are finished and read back from there.
+    Seeds are appended to OUT/cache as they are finished and read back from there.
     """
     stem, device = f"pascal3d-{data.split}-{row.name}", data.train.objects.boxes.device
     config = {
@@ -113,80 +200,60 @@ def measure_row(
     }
     # Not the seeds: a seed that was measured with others beside it need not be measured again.
     keyed = config | {"protocol": asdict(protocol) | {"seeds": None}}
-    parts = [VERSION, row.name, row.weights_sha256, keyed, device.type, data.fingerprint]
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    rounds = Rounds(row, data, protocol, head, Cache(out / "cache" / f"{stem}-{key}"))
-    with tqdm(
-        total=len(protocol.seeds) * len(protocol.rounds), desc=row.name, disable=quiet
-    ) as bar:
-        records = [record for seed in protocol.seeds for record in rounds.run(seed, bar)]
-    taken = sum(float(record["seconds"] + record["seconds_of_test"]) for record in records)
-    result = result_of(records, data) | {
-        "row": row.name,
-        "config": config,
-        "weights_sha256": row.weights_sha256,
-        "seconds": round(taken + rounds.seconds, 1),
-        "seconds_of_photos": round(data.seconds, 1),
-        "features_on": sorted(rounds.store.places),
-        **environment(device),
-        "device": device.type,
-    }
-    return write_result(out / f"{stem}.json", result)
+    decisive = [VERSION, row.name, row.weights_sha256, keyed, device.type, data.fingerprint]
+    cache = cache_file(out, stem, decisive)
+    done = {seed["seed"]: seed for seed in read_lines(cache)}
+    rounds = Rounds(row, data, protocol, head)
+    count = len(protocol.rounds)
+    with tqdm(total=len(protocol.seeds) * count, desc=row.name, disable=quiet) as bar:
+        for seed in protocol.seeds:
+            if seed in done:
+                bar.update(count)
+            else:
+                done[seed] = rounds.run(seed, bar)
+                add_lines(cache, [done[seed]])
+    seeds = [done[seed] for seed in protocol.seeds]
+    result = result_of([record for seed in seeds for record in seed["rounds"]], data)
+    seconds = round(sum(float(seed["seconds"]) for seed in seeds), 1)
+    about = about_row(row, config, device=device, seconds=seconds)
+    return write_result(out / f"{stem}.json", result | about)
 
 
 class Rounds:
     """The rounds of one row; the features that seeds and rounds share are computed once."""
 
     def __init__(
-        self,
-        row: Row,
-        data: FewShotData,
-        protocol: FewShot,
-        head: KeypointConfig,
-        cache: Cache,
+        self, row: Row, data: FewShotData, protocol: FewShot, head: KeypointConfig
     ) -> None:
         self.data, self.protocol, self.config = data, protocol, head
-        self.cache, self.features = cache, partial(row.maps, cells=protocol.cells)
+        self.features = partial(row.maps, cells=protocol.cells)
         self.store = ViewStore(data.train.objects, self.features, head)
-        self.seconds = 0.0
-        """Spent on the features of the test objects."""
 
     @cached_property
     def test(self) -> ObjectViews:
         """One view of every test object, its own box."""
-        start, objects = time.perf_counter(), self.data.test.objects
+        objects = self.data.test.objects
         numbers = torch.arange(len(objects))
-        views = ObjectViews(
+        return ObjectViews(
             objects, numbers, objects.boxes, torch.zeros_like(numbers, dtype=torch.bool),
             features=self.features, size=self.config.size,
         )  # fmt: skip
-        self.seconds = time.perf_counter() - start
-        return views
 
-    def run(self, seed: int, bar: Any) -> list[Record]:
-        """A seed's records; rounds that the cache does not have start from the head before them."""
-        sizes = self.protocol.rounds
-        done = [record for record in self.cache.records() if record["seed"] == seed]
-        if len(done) < len(sizes):
-            head = KeypointHead(
-                self.test.maps(slice(0, 1)).shape[1], len(self.data.train.objects.flip),
-                hidden=self.config.hidden, generator=torch.Generator().manual_seed(seed),
-            )  # fmt: skip
-            if done and not self.cache.load_head(head, done[-1]):
-                self.cache.start_over(seed)
-                done = []
-            head = head.to(self.test.boxes.device)
-        bar.update(len(done))
-        train, generator = self.data.train, torch.Generator().manual_seed(seed)
+    def run(self, seed: int, bar: Any) -> dict[str, Any]:
+        """A seed's rounds, each from the head of the one before, and the seconds of all."""
+        start, train, records = time.perf_counter(), self.data.train, []
+        head = KeypointHead(
+            self.test.maps(slice(0, 1)).shape[1], len(train.objects.flip),
+            hidden=self.config.hidden, generator=torch.Generator().manual_seed(seed),
+        ).to(self.test.boxes.device)  # fmt: skip
+        generator = torch.Generator().manual_seed(seed)
         ranks = image_ranks(train.category, train.photo, generator=generator)
-        for number, size in enumerate(sizes[len(done) :], start=len(done)):
-            # Each round has its own stream: a continued seed draws what it would have drawn.
+        for number, size in enumerate(self.protocol.rounds):
             chosen, stream = round_objects(ranks, size), 1000 * (seed + 1) + number
-            record = {"seed": seed, "round": size} | self.run_round(head, chosen, seed=stream)
-            self.cache.add(record, None if number + 1 == len(sizes) else head)
-            done.append(record)
+            record = self.run_round(head, chosen, seed=stream)
+            records.append({"seed": seed, "round": size} | record)
             bar.update()
-        return done
+        return {"seed": seed, "seconds": time.perf_counter() - start, "rounds": records}
 
     def run_round(self, head: KeypointHead, chosen: Tensor, *, seed: int) -> dict[str, Any]:
         """Fit the head further on the chosen objects (N,), measure it on all test objects."""
@@ -198,22 +265,24 @@ class Rounds:
         last = losses[-max(1, len(losses) // 10) :]
         trained = time.perf_counter()
         guessed = out_of_box(mean_positions(train.objects, chosen), test.objects.boxes, size=UNIT)
-        curves, control = (
-            class_curves(relative_errors(points, test.objects), test.objects.visible, test.category,
-                         classes=len(self.data.classes)).tolist()
-            for points in (self.predict(head), guessed)
-        )  # fmt: skip
-        return {
-            "images": train.images_per_class(chosen),
+        images = zip(train.category[chosen].tolist(), train.photo[chosen].tolist(), strict=True)
+        record: dict[str, Any] = {
+            "images": len(set(images)),
             "objects": len(chosen),
             "keypoints": int(train.objects.visible[chosen.to(rows.device)].sum()),
             "steps": steps,
             "loss": sum(last) / len(last),
-            "seconds": round(trained - start, 2),
-            "seconds_of_test": round(time.perf_counter() - trained, 2),
-            "curves": [[round(value, 6) for value in curve] for curve in curves],
-            "control": [[round(value, 6) for value in curve] for curve in control],
         }
+        for route, points in (("", self.predict(head)), (CONTROL, guessed)):
+            errors = relative_errors(points, test.objects)
+            curves = class_curves(
+                errors, test.objects.visible, test.category, classes=len(self.data.classes)
+            )
+            record |= {str(score): float(shares.mean()) for score, shares in _scored(curves, route)}
+            record[CURVES[route]] = [[round(v, 6) for v in curve] for curve in curves.tolist()]
+        tested = time.perf_counter()
+        seconds = {"seconds": trained - start, "seconds_of_test": tested - trained}
+        return record | {name: round(value, 2) for name, value in seconds.items()}
 
     def predict(self, head: KeypointHead) -> Tensor:
         """Keypoints of all channels of all test objects: (N, K, 2), original pixels."""
@@ -268,8 +337,8 @@ def mean_positions(objects: CutObjects, chosen: Tensor) -> Tensor:
 
 ALPHAS = torch.linspace(0, 1, 101, dtype=torch.float64)
 
-PARTS = {"": "curves", "mean position ": "control"}
-"""Prefix of a metric's name -> where a record has its curves."""
+CURVES = {"": "curves", CONTROL: "control"}
+"""Route -> where a record has its curves."""
 
 
 def class_curves(errors: Tensor, visible: Tensor, category: Tensor, *, classes: int) -> Tensor:
@@ -288,123 +357,53 @@ def class_curves(errors: Tensor, visible: Tensor, category: Tensor, *, classes: 
     return torch.stack(curves)
 
 
-def area(curve: Tensor) -> Tensor:
-    """Area under curves (..., 101) over alpha in [0, 1], trapezoidal."""
-    return torch.trapezoid(curve, dx=1 / (len(ALPHAS) - 1))
-
-
 def at_alpha(curve: Tensor, alpha: float) -> Tensor:
     """PCK in percent at one of ALPHAS: (..., 101) -> (...)."""
     return 100 * curve[..., round(alpha * (len(ALPHAS) - 1))]
 
 
-def result_of(records: Sequence[Record], data: FewShotData) -> dict[str, Any]:
+def _scored(curves: Tensor, route: str, images: str = "") -> list[tuple[Score, Tensor]]:
+    """Scores of curves (..., 101) of a route, by their names."""
+    score = Score("pck", route, rule="bbox", images=images)
+    by_alpha = [(replace(score, alpha=alpha), at_alpha(curves, alpha)) for alpha in (0.1, 0.05)]
+    return [*by_alpha, (replace(score, kind="pck area"), area(curves))]
+
+
+def result_of(records: Sequence[Record], data: FewShotData) -> Result:
     """All metrics of a row's rounds."""
-    classes = data.classes
-    result: dict[str, Any] = {
-        "benchmark": "pascal3d", "split": data.split, "rule": "bbox", "metrics": {},
-        "counts": _counts(data), "by_class": {}, "pck_curves": {"alpha": ALPHAS.tolist()},
-        "rounds": [],
-    }  # fmt: skip
-    for size in dict.fromkeys(record["round"] for record in records):
-        own = [record for record in records if record["round"] == size]
-        for prefix, part in PARTS.items():
-            curves = torch.tensor([record[part] for record in own], dtype=torch.float64)
-            _add(result, prefix, str(size), curves, classes)
-        result["counts"] |= {
-            f"{what}, {size} per class": [record[what] for record in own]
-            for what in ("images", "objects", "keypoints")
-        }
-    result["rounds"] = [_in_short(record) for record in records]
-    return result
-
-
-def _add(
-    result: dict[str, Any], prefix: str, size: str, curves: Tensor, classes: Sequence[str]
-) -> None:
-    """Metrics of one round size from curves (seeds, classes, 101)."""
-    values = {
-        f"{prefix}pck@0.1 bbox, {size} per class": at_alpha(curves, 0.1),
-        f"{prefix}pck@0.05 bbox, {size} per class": at_alpha(curves, 0.05),
-        f"{prefix}pck area bbox, {size} per class": area(curves),
-    }
-    for name, shares in values.items():
-        by_seed = shares.mean(1)
-        result["metrics"][name] = float(by_seed.mean())
-        result["metrics"][f"{name}, sd over seeds"] = _spread(by_seed)
-        result["by_class"][name] = dict(zip(classes, shares.mean(0).tolist(), strict=True))
-    result["pck_curves"][f"{prefix}{size} per class"] = curves.mean((0, 1)).tolist()
-
-
-def _spread(values: Tensor) -> float | None:
-    """Standard deviation (n - 1); none of a single seed."""
-    return float(values.std()) if len(values) > 1 else None
-
-
-def _in_short(record: Record) -> dict[str, Any]:
-    """A round's own numbers, without its curves per class."""
-    short = {key: value for key, value in record.items() if key not in PARTS.values()}
-    for prefix, part in PARTS.items():
-        curves = torch.tensor(record[part], dtype=torch.float64)
-        short[f"{prefix}pck@0.1 bbox"] = float(at_alpha(curves, 0.1).mean())
-        short[f"{prefix}pck area bbox"] = float(area(curves).mean())
-    return short
-
-
-def _counts(data: FewShotData) -> dict[str, Any]:
     counts: dict[str, Any] = {"classes": len(data.classes)}
     for name, part in (("train", data.train), ("test", data.test)):
         counts[f"{name} images"] = len(torch.unique(part.photo))
         counts[f"{name} objects"] = len(part.objects)
         counts[f"{name} keypoints"] = int(part.objects.visible.sum())
-    return counts
+    result: Result = {
+        "benchmark": "pascal3d", "split": data.split, "rule": "bbox", "metrics": {},
+        "counts": counts, "by_class": {}, "pck_curves": {"alpha": ALPHAS.tolist()},
+    }  # fmt: skip
+    for size in dict.fromkeys(record["round"] for record in records):
+        own = [record for record in records if record["round"] == size]
+        for route, key in CURVES.items():
+            curves = torch.tensor([record[key] for record in own], dtype=torch.float64)
+            _add_curves(result, route, str(size), curves, data.classes)
+        counts |= {
+            f"{what}, {size} per class": [record[what] for record in own]
+            for what in ("images", "objects", "keypoints")
+        }
+    result["rounds"] = [
+        {key: value for key, value in record.items() if key not in CURVES.values()}
+        for record in records
+    ]
+    return result
 
 
-@dataclass(frozen=True)
-class Cache:
-    """Files of one row under one key."""
-
-    stem: Path
-    """Folder, and how the names begin."""
-
-    @property
-    def file(self) -> Path:
-        return self.stem.with_name(f"{self.stem.name}.jsonl")
-
-    def _head_file(self, seed: int) -> Path:
-        return self.stem.with_name(f"{self.stem.name}-seed{seed}.safetensors")
-
-    def records(self) -> list[Record]:
-        """Finished rounds, oldest first."""
-        return list(read_lines(self.file))
-
-    def start_over(self, seed: int) -> None:
-        """Leave the records of the other seeds: this one's can not be continued."""
-        write_lines(self.file, [one for one in self.records() if one["seed"] != seed])
-
-    def add(self, record: Record, head: KeypointHead | None) -> None:
-        """A finished round, and the head that the seed's next one starts from; None: it was last.
-
-        The head's file says which round it is of: after a crash between the two writes they do not
-        fit, `load_head` refuses, and the seed starts over.
-        """
-        path = self._head_file(record["seed"])
-        if head is not None:
-            write_tensors(path, head.state_dict(), {"round": str(record["round"])})
-        add_lines(self.file, [record])
-        if head is None:
-            path.unlink(missing_ok=True)
-
-    def load_head(self, head: KeypointHead, record: Record) -> bool:
-        """Fill the head as it was after the record's round; False where that is not known."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(self._head_file(record["seed"]), framework="pt") as file:
-                if (file.metadata() or {}).get("round") != str(record["round"]):
-                    return False
-                state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError):
-            return False
-        head.load_state_dict(state)
-        return True
+def _add_curves(
+    result: Result, route: str, size: str, curves: Tensor, classes: Sequence[str]
+) -> None:
+    """Metrics of one round size from curves (seeds, classes, 101)."""
+    for score, shares in _scored(curves, route, images=size):
+        by_seed = shares.mean(1)
+        spread = float(by_seed.std()) if len(by_seed) > 1 else None
+        result["metrics"][str(score)] = float(by_seed.mean())
+        result["metrics"][str(replace(score, spread=True))] = spread
+        result["by_class"][str(score)] = dict(zip(classes, shares.mean(0).tolist(), strict=True))
+    result["pck_curves"][f"{route} {size} per class".lstrip()] = curves.mean((0, 1)).tolist()

@@ -8,7 +8,7 @@ Convention: in here everything happens in the square the network sees.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,14 +34,8 @@ POINT_DIGITS, SHARE_DIGITS = 3, 6
 """Decimals kept of pixels, and of scores and IoUs."""
 
 
-@dataclass(frozen=True, eq=False)
-class SparseFlow:
-    """A field from region matches before the SD filter, on the CPU."""
-
-    field: Tensor
-    """(S, S, 2)"""
-    mask: Tensor
-    """(S, S) bool: where it is known."""
+SparseFlow = tuple[Tensor, Tensor]
+"""A field (S, S, 2) from region matches before the SD filter, and where it is known, (S, S)."""
 
 
 @torch.no_grad()
@@ -67,7 +61,8 @@ def measure(
         device = features[cases[0].keys[0]].descriptors.device
         guides = torch.stack([pictures[case.keys[0]] for case, _, _, _ in flows]).to(device)
         guides = resize(guides, size=(protocol.side, protocol.side))
-        fields = _smooth([flow for _, _, _, flow in flows], guides)
+        values, masks = (torch.stack([flow[n] for *_, flow in flows]).to(device) for n in (0, 1))
+        fields = sd_filter(values.permute(0, 3, 1, 2), masks, guides).permute(0, 2, 3, 1).cpu()
         for (case, record, route, _), field in zip(flows, fields, strict=True):
             points0 = _network_points(case, protocol.side)
             record[route] = {"points": _original(transfer_points(field, points0), case, protocol)}
@@ -156,7 +151,7 @@ def _measure_regions(
         """Best box (N,) of image 1 and its score (N,)."""
         matches = match_regions(
             *fine, *square, confidence=row.confidence, lower=row.lower, pooling=pooling,
-            normalised=protocol.normalised, descriptor_weight=weights[0], lower_weight=weights[1],
+            descriptor_weight=weights[0], lower_weight=weights[1],
         )  # fmt: skip
         return matches.index.cpu(), matches.score.float().cpu()
 
@@ -165,7 +160,7 @@ def _measure_regions(
         vectors, known = flow_from_regions(
             square[0], square[1][index], score, size0=size, size1=size
         )
-        return SparseFlow(vectors, known > 0)
+        return vectors, known > 0
 
     flows: dict[Measure, SparseFlow] = {}
     if "mean-flow" in case.measures:
@@ -206,14 +201,6 @@ def to_square(boxes: Tensor, frame: Frame) -> Tensor:
     # A box of one pixel shrinks to less: it grows again, inwards at the border.
     low = moved[:, :2].clamp_max(frame.network[0] - 1.0)
     return torch.cat([low, torch.maximum(low, moved[:, 2:])], dim=1)
-
-
-def _smooth(flows: Sequence[SparseFlow], guides: Tensor) -> Tensor:
-    """SD-filtered fields (K, S, S, 2) on the CPU, solved on the guides' device."""
-    values = torch.stack([flow.field for flow in flows]).permute(0, 3, 1, 2)
-    masks = torch.stack([flow.mask for flow in flows])
-    smooth = sd_filter(values.to(guides.device), masks.to(guides.device), guides)
-    return smooth.permute(0, 2, 3, 1).cpu()
 
 
 def _network_points(case: Case, side: int) -> Tensor:

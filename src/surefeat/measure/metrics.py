@@ -30,33 +30,27 @@ TOP = 100  # mIoU@k is drawn for k = 1..100
 class PckResult:
     """Percentages of correct keypoints, as shares in [0, 1], one per alpha."""
 
-    convention: Convention
-    alphas: tuple[float, ...]
     per_image: tuple[float, ...]
     """Mean over pairs of each pair's share."""
     per_point: tuple[float, ...]
     """Share over all pairs' keypoints together."""
     by_category: Mapping[str, tuple[float, ...]]
     """per_image within each category."""
-    right: tuple[tuple[int, ...], ...]
-    """Of every pair, how many of its visible keypoints are right at each alpha."""
-    pairs: int
-    points: int
+    right: tuple[Tensor, ...]
+    """Of every pair (A, V) bool: which of its visible keypoints are right at each alpha."""
 
 
 @dataclass(frozen=True)
 class RegionCurves:
     """PCR(t) and mIoU@k over pairs, and their areas (mean height over the axis, in [0, 1])."""
 
-    thresholds: tuple[float, ...]
-    """t = 0, 0.01, ..., 1."""
     pcr: tuple[float, ...]
-    """Mean over pairs of the share of active proposals with 1 - IoU < t (SCNet's)."""
+    """For t = 0, 0.01, ..., 1, mean over pairs of the share of active proposals with 1 - IoU < t
+    (SCNet's)."""
     pcr_area: float
     pcr_by_class: tuple[float, ...]
     """The same, averaged within each category first and then over categories (Proposal Flow's)."""
     pcr_by_class_area: float
-    ranks: tuple[int, ...]
     miou: tuple[float, ...]
     """For k = 1..100, mean IoU over all pairs' active proposals ranked <= k in their pair."""
     miou_area: float
@@ -116,19 +110,12 @@ def hits(predicted: Tensor, target: Tensor, threshold: Tensor | float, visible: 
     return torch.lt(distance, limits)
 
 
-def pck(predicted: Tensor, target: Tensor, threshold: Tensor | float, visible: Tensor) -> Tensor:
-    """Share (A,) of visible points strictly nearer to their target than each threshold (A,)."""
-    if not bool(visible.any()):
-        raise ValueError("no point is visible, so there is no share of right ones; drop the pair")
-    return hits(predicted, target, threshold, visible).double().mean(-1)
-
-
 def pck_over_pairs(
     predictions: Sequence[Tensor],
     pairs: Sequence[Pair],
     *,
     convention: Convention,
-    alphas: Sequence[float] = (0.05, 0.1, 0.15),
+    alphas: Sequence[float],
 ) -> PckResult:
     """PCK of predictions (N, 2), one per pair, in original pixels of the pair's image 1."""
     if len(predictions) != len(pairs) or not pairs:
@@ -139,18 +126,14 @@ def pck_over_pairs(
     right = []
     for predicted, pair in zip(predictions, pairs, strict=True):
         moved, target, length = in_convention(predicted.detach().cpu(), pair, convention)
-        right.append(hits(moved, target, steps * length, pair.visible).double())
-    shares = torch.stack([marks.mean(-1) for marks in right])
+        right.append(hits(moved, target, steps * length, pair.visible))
+    shares = torch.stack([marks.double().mean(-1) for marks in right])
     names = [pair.category for pair in pairs]
     return PckResult(
-        convention=convention,
-        alphas=tuple(alphas),
         per_image=_floats(shares.mean(0)),
-        per_point=_floats(torch.cat(right, dim=1).mean(-1)),
+        per_point=_floats(torch.cat(right, dim=1).double().mean(-1)),
         by_category={name: _floats(mean) for name, mean in _mean_by(shares, names).items()},
-        right=tuple(tuple(marks.sum(-1).int().tolist()) for marks in right),
-        pairs=len(pairs),
-        points=sum(marks.shape[1] for marks in right),
+        right=tuple(right),
     )
 
 
@@ -163,18 +146,12 @@ def paired_iou(boxes0: Tensor, boxes1: Tensor) -> Tensor:
     return common / union.clamp_min(torch.finfo(common.dtype).tiny)
 
 
-def region_curves(
-    ious: Sequence[Tensor], scores: Sequence[Tensor], categories: Sequence[str]
-) -> RegionCurves:
-    """PCR(t) and mIoU@k from, per pair, the active proposals' IoU (A,) and matching score (A,).
+def region_curves(ious: Sequence[Tensor], categories: Sequence[str]) -> RegionCurves:
+    """PCR(t) and mIoU@k from, per pair, the IoU (A,) of its active proposals by falling score.
 
     The IoU is that of a proposal's best match with its ground-truth box. Ranks are among a pair's
-    active proposals, by falling score, ties in their order; with fewer than k, all of them count.
+    active proposals; with fewer than k, all of them count.
     """
-    if not len(ious) == len(scores) == len(categories):
-        raise ValueError(f"{len(ious)} IoUs, {len(scores)} scores, {len(categories)} categories")
-    if any(i.shape != s.shape or i.dim() != 1 for i, s in zip(ious, scores, strict=True)):
-        raise ValueError("every pair needs as many scores as IoUs, each of shape (A,)")
     used = [index for index, iou in enumerate(ious) if iou.numel()]
     if not used:
         raise ValueError("no pair has an active proposal; check the proposals and the keypoints")
@@ -183,16 +160,20 @@ def region_curves(
         [(1 - ious[i].double()[:, None].cpu() < thresholds).double().mean(0) for i in used]
     )
     by_class = torch.stack(list(_mean_by(shares, [categories[i] for i in used]).values())).mean(0)
-    pcr, miou = shares.mean(0), _mean_iou_at([ious[i] for i in used], [scores[i] for i in used])
+    total = torch.zeros(TOP, dtype=torch.float64)
+    count = torch.zeros_like(total)
+    for index in used:
+        best = ious[index][:TOP].double().cpu()
+        total[: len(best)] += best
+        count[: len(best)] += 1
+    pcr, miou = shares.mean(0), total.cumsum(0) / count.cumsum(0)
     return RegionCurves(
-        thresholds=_floats(thresholds),
         pcr=_floats(pcr),
-        pcr_area=_area(pcr),
+        pcr_area=float(area(pcr)),
         pcr_by_class=_floats(by_class),
-        pcr_by_class_area=_area(by_class),
-        ranks=tuple(range(1, TOP + 1)),
+        pcr_by_class_area=float(area(by_class)),
         miou=_floats(miou),
-        miou_area=_area(miou),
+        miou_area=float(area(miou)),
         pairs=len(used),
         empty_pairs=len(ious) - len(used),
         proposals=sum(ious[i].numel() for i in used),
@@ -204,16 +185,6 @@ def identity_points(points: Tensor, *, size0: tuple[int, int], size1: tuple[int,
     return Frame(original=size0, network=size1).to_network(points)
 
 
-def _mean_iou_at(ious: Sequence[Tensor], scores: Sequence[Tensor]) -> Tensor:
-    total = torch.zeros(TOP, dtype=torch.float64)
-    count = torch.zeros_like(total)
-    for iou, score in zip(ious, scores, strict=True):
-        best = iou[score.argsort(descending=True, stable=True)][:TOP].double().cpu()
-        total[: len(best)] += best
-        count[: len(best)] += 1
-    return total.cumsum(0) / count.cumsum(0)
-
-
 def _mean_by(rows: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     """Mean of rows (P, K) within each name, by sorted name."""
     return {
@@ -222,9 +193,9 @@ def _mean_by(rows: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     }
 
 
-def _area(curve: Tensor) -> float:
-    """Trapezoidal area over an evenly spaced axis, divided by the axis's length."""
-    return float(torch.trapezoid(curve)) / (len(curve) - 1)
+def area(curves: Tensor) -> Tensor:
+    """Trapezoidal area (...) under curves (..., N) over an evenly spaced axis of length 1."""
+    return torch.trapezoid(curves, dx=1 / (curves.shape[-1] - 1))
 
 
 def _floats(values: Tensor) -> tuple[float, ...]:

@@ -26,6 +26,9 @@ POINT_MEASURES: tuple[Measure, ...] = ("flow", "mean-flow", "nearest", "voting",
 REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "mean-flow")
 """Those that need proposals."""
 
+ALPHAS = (0.05, 0.1, 0.15)
+"""Of PCK."""
+
 SHIFTED: tuple[Measure, ...] = ("nearest", "voting", "location", "regions")
 """Measured with image 1 shifted, if nothing else is asked for."""
 
@@ -56,8 +59,6 @@ class Protocol:
     inputs: tuple[int, ...] = ()
     """Sides at which the network sees that square, pixels; with several, their scores add up.
     None given: as it is."""
-    alphas: tuple[float, ...] = (0.05, 0.1, 0.15)
-    """Of PCK."""
     measures: tuple[Measure, ...] = MEASURES
     """What is measured on the pairs as they are."""
     shifted_measures: tuple[Measure, ...] = SHIFTED
@@ -67,8 +68,6 @@ class Protocol:
     pooled_cells: int = 28
     """Maps with fewer cells a side are upsampled to this for region pooling. Chosen on PF-PASCAL
     val: 14 cells snap boxes to 16 px and cost res4c 9.6 points of flow PCK@0.1 (55.1, not 64.7)."""
-    normalised: bool = True
-    """Region descriptors have unit length; otherwise raw inner products are compared."""
     proposals: ProposalConfig = field(default_factory=ProposalConfig)
     voting: Voting = field(default_factory=_voting)
     location: LocationBonus = field(default_factory=LocationBonus)

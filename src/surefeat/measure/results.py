@@ -6,9 +6,9 @@ takes to compare it. PCK is in percent, everything else lies in [0, 1].
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from surefeat.core.files import write_text
+from surefeat.core.files import environment, write_text
 from surefeat.core.ranking import auroc, expected_calibration_error, risk_coverage
 from surefeat.data.benchmarks import CONVENTIONS, Convention
 from surefeat.data.pairs import Pair
-from surefeat.measure.material import Case, Material, Variant
-from surefeat.measure.metrics import hits, in_convention, pck_over_pairs, region_curves
-from surefeat.measure.protocol import POINT_MEASURES
+from surefeat.measure.material import Case, Material
+from surefeat.measure.metrics import RegionCurves, pck_over_pairs, region_curves
+from surefeat.measure.protocol import ALPHAS, POINT_MEASURES
+from surefeat.measure.rows import Row
 
 Record = Mapping[str, Any]
 
@@ -41,17 +42,20 @@ Kind = Literal[
     "true matches: predicted loss", "true matches: actual loss", "true matches: calibration error",
 ]  # fmt: skip
 
+CONTROL = "mean position"
+"""Few-shot's: each keypoint at its mean place in the box, without looking."""
+
 Sign = Literal["score", "margin", "confidence"]
 """What a row says of its own matches."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a number of a result is: str() gives its name in files, `Score.parse` reads it."""
+    """What a number of a result is: str() gives its name in files."""
 
     kind: Kind
     route: str = ""
-    """How points were matched: a Measure, or a control: identity, mean position (few-shot)."""
+    """How points were matched: a Measure, or a control: identity, CONTROL."""
     alpha: float | None = None
     """Of pck."""
     rule: Convention | None = None
@@ -75,21 +79,6 @@ class Score:
         name += f", {self.images} per class" if self.images else ""
         return name + (", sd over seeds" if self.spread else "")
 
-    @classmethod
-    def parse(cls, name: str) -> Score:
-        """The score with this name; ValueError if there is none."""
-        match = _NAME.fullmatch(name)
-        parts: dict[str, Any] = match.groupdict(default="") if match else {"kind": ""}
-        needed = {"pck": {"alpha", "rule"}, "pck area": {"rule"}, "auroc": {"sign"},
-                  "aurc": {"sign"}}.get(parts["kind"], set())  # fmt: skip
-        if match is None or {key for key in ("alpha", "rule", "sign") if parts[key]} != needed:
-            raise ValueError(f"{name!r} is no score; they are called as 'voting pck@0.1 scnet'")
-        return cls(
-            parts["kind"], parts["route"], float(parts["alpha"]) if parts["alpha"] else None,
-            parts["rule"] or None, parts["sign"] or None, bool(parts["shifted"]),
-            bool(parts["per_point"]), parts["images"], bool(parts["spread"]),
-        )  # fmt: skip
-
     def shown(self, value: float | None) -> str:
         """For a table: percent with one decimal, areas and the like with three; "" for None."""
         if value is None:
@@ -100,18 +89,6 @@ class Score:
         """Its value in a result; None where it was not measured."""
         value: float | None = result["metrics"].get(str(self))
         return value
-
-
-def _either(names: Sequence[str]) -> str:
-    return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-
-
-_NAME = re.compile(
-    rf"(?P<shifted>shifted )?(?:(?P<route>[a-z -]+?) )?(?P<kind>{_either(get_args(Kind))})"
-    rf"(?:@(?P<alpha>[0-9.]+))?(?: (?P<rule>{_either(CONVENTIONS)}))?"
-    rf"(?: (?P<sign>{_either(get_args(Sign))}))?(?P<per_point> per point)?"
-    r"(?:, (?P<images>\w+) per class)?(?P<spread>, sd over seeds)?"
-)
 
 
 def pck_score(
@@ -126,114 +103,101 @@ def result_of(records: Sequence[Record], material: Material, *, rated: bool) -> 
 
     rated: the row predicts confidence, whose own quality is measured too.
     """
+    benchmark = material.benchmark
     result: Result = {
-        "benchmark": material.benchmark.name,
-        "split": material.benchmark.split,
-        "rule": material.benchmark.rule,
-        "metrics": {},
-        "counts": {},
-        "by_class": {},
-        "curves": {},
-        "pairs": {"names": [pair.name for pair in material.benchmark.pairs]},
-    }
-    variants: tuple[Variant, ...] = ("plain", "shifted")
-    for variant in variants:
-        both = [
-            (record, case)
-            for record, case in zip(records, material.cases, strict=True)
-            if case.variant == variant
-        ]
-        if both:
-            _add_variant(result, variant, [b[0] for b in both], [b[1] for b in both], material)
-    if rated and any("loss" in record for record in records):
-        _add_losses(result, records)
+        "benchmark": benchmark.name, "split": benchmark.split, "rule": benchmark.rule,
+        "metrics": {}, "counts": {}, "by_class": {}, "curves": {},
+        "pairs": {"names": [pair.name for pair in benchmark.pairs]},
+    }  # fmt: skip
+    both = list(zip(records, material.cases, strict=True))
+    for shifted in (False, True):
+        own = [(record, case) for record, case in both if (case.variant == "shifted") == shifted]
+        if own:
+            _add_variant(result, shifted, [r for r, _ in own], [c for _, c in own], material)
+    losses = [record["loss"] for record, case in both
+              if case.variant == "plain" and "loss" in record]  # fmt: skip
+    if rated and losses:
+        _add_losses(result, losses)
     return result
 
 
 def _add_variant(
-    result: Result, variant: Variant, records: list[Record], cases: list[Case], material: Material
+    result: Result, shifted: bool, records: list[Record], cases: list[Case], material: Material
 ) -> None:
-    shifted = variant == "shifted"
     prefix = "shifted " if shifted else ""
     pairs = [_common(case.pair) for case in cases]
     points = [len(pair.points0) for pair in pairs]
     result["counts"] |= {f"{prefix}pairs": len(pairs), f"{prefix}points": sum(points)}
-    result["pairs"][f"{prefix}points"] = _by_pair(points, cases, material)
+    by_pair: dict[str, Sequence[float]] = {f"{prefix}points": points}
     for route in ("identity", *POINT_MEASURES):
         if route in records[0]:
-            predicted = [torch.tensor(record[route]["points"]) for record in records]
-            score = Score("pck", route, shifted=shifted)
-            _add_pck(result, score, predicted, pairs, cases, material)
-            if "score" in records[0][route]:
-                _add_ranking(result, score, records, predicted, pairs)
+            matches = [record[route] for record in records]
+            by_pair |= _add_pck(
+                result, Score("pck", route, shifted=shifted), matches, pairs, material
+            )
     if "iou_by_rank" in records[0]:
-        _add_regions(result, shifted, records, cases)
-        means = [_mean(record["iou_by_rank"]) for record in records]
-        name = str(Score("mean iou", shifted=shifted))
-        result["pairs"][name] = _by_pair(means, cases, material)
+        ious = [torch.tensor(record["iou_by_rank"]) for record in records]
+        by_pair[str(Score("mean iou", shifted=shifted))] = [float(iou.mean()) for iou in ious]
+        if any(len(iou) for iou in ious):
+            _add_regions(result, shifted, region_curves(ious, [pair.category for pair in pairs]))
+    numbers = [case.number for case in cases]
+    for name, values in by_pair.items():
+        known = dict(zip(numbers, values, strict=True))
+        # None for pairs that are left out.
+        result["pairs"][name] = [known.get(n) for n in range(len(material.benchmark.pairs))]
 
 
 def _add_pck(
-    result: Result, score: Score, predicted: list[Tensor], pairs: list[Pair], cases: list[Case],
-    material: Material,
-) -> None:  # fmt: skip
-    """By every rule and alpha: means, and how many points of each pair are right."""
-    alphas = material.protocol.alphas
+    result: Result, score: Score, matches: Sequence[Record], pairs: list[Pair], material: Material
+) -> dict[str, list[int]]:
+    """By every rule and alpha: means, and (returned) how many points of each pair are right."""
+    counts = {}
+    predicted = [torch.tensor(match["points"]) for match in matches]
     for rule in CONVENTIONS:
         if rule == "bbox" and any(pair.box1 is None for pair in pairs):
             continue
-        scored = pck_over_pairs(predicted, pairs, convention=rule, alphas=alphas)
-        for index, alpha in enumerate(alphas):
+        scored = pck_over_pairs(predicted, pairs, convention=rule, alphas=ALPHAS)
+        for index, alpha in enumerate(ALPHAS):
             one = replace(score, rule=rule, alpha=alpha)
             result["metrics"][str(one)] = 100 * scored.per_image[index]
             result["metrics"][str(replace(one, per_point=True))] = 100 * scored.per_point[index]
-            right = [counts[index] for counts in scored.right]
-            result["pairs"][str(one)] = _by_pair(right, cases, material)
+            right = [marks[index] for marks in scored.right]
+            counts[str(one)] = [int(marks.sum()) for marks in right]
             if rule == material.benchmark.rule and math.isclose(alpha, RATED_ALPHA):
+                _add_ranking(result, score, matches, torch.cat(right))
                 result["by_class"][str(one)] = {
                     key: 100 * shares[index] for key, shares in scored.by_category.items()
                 }
+    return counts
 
 
-def _add_ranking(
-    result: Result, score: Score, records: list[Record], predicted: list[Tensor], pairs: list[Pair]
-) -> None:
+def _add_ranking(result: Result, score: Score, matches: Sequence[Record], right: Tensor) -> None:
     """How well score, margin and confidence tell right from wrong matches."""
-    right = torch.cat(_right(predicted, pairs, result["rule"]))
     signs: tuple[Sign, ...] = get_args(Sign)
-    for sign in signs:
-        if sign in records[0][score.route]:
-            values = torch.tensor([v for record in records for v in record[score.route][sign]])
-            area = replace(score, kind="auroc", sign=sign)
-            result["metrics"][str(area)] = auroc(values, right)
-            risk = replace(score, kind="aurc", sign=sign)
-            result["metrics"][str(risk)] = risk_coverage(values, right).area
+    for sign in (sign for sign in signs if sign in matches[0]):
+        values = torch.tensor([value for match in matches for value in match[sign]])
+        result["metrics"] |= {
+            str(replace(score, kind="auroc", sign=sign)): auroc(values, right),
+            str(replace(score, kind="aurc", sign=sign)): risk_coverage(values, right).area,
+        }
 
 
-def _add_losses(result: Result, records: Sequence[Record]) -> None:
+def _add_losses(result: Result, losses: Sequence[Record]) -> None:
     """Loss of the true matches, as sigma predicts it and as it is."""
-    losses = [record["loss"] for record in records if record["variant"] == "plain"]
     predicted, actual = (
         torch.tensor([value for loss in losses for value in loss[key]])
         for key in ("predicted", "actual")
     )
+    error = expected_calibration_error(predicted, actual)
     result["metrics"] |= {
         str(Score("true matches: predicted loss")): float(predicted.mean()),
         str(Score("true matches: actual loss")): float(actual.mean()),
-        str(Score("true matches: calibration error")): expected_calibration_error(
-            predicted, actual
-        ),
+        str(Score("true matches: calibration error")): error,
     }
 
 
-def _add_regions(result: Result, shifted: bool, records: list[Record], cases: list[Case]) -> None:
-    ious = [torch.tensor(record["iou_by_rank"]) for record in records]
-    # They are stored by falling score, so their order is their rank.
-    scores = [-torch.arange(len(iou), dtype=torch.float32) for iou in ious]
-    if not any(len(iou) for iou in ious):
-        return
+def _add_regions(result: Result, shifted: bool, curves: RegionCurves) -> None:
     prefix = "shifted " if shifted else ""
-    curves = region_curves(ious, scores, [case.pair.category for case in cases])
     result["metrics"] |= {
         str(Score("pcr area", shifted=shifted)): curves.pcr_area,
         str(Score("pcr area by class", shifted=shifted)): curves.pcr_by_class_area,
@@ -251,32 +215,27 @@ def _add_regions(result: Result, shifted: bool, records: list[Record], cases: li
     }
 
 
-def _by_pair(values: Sequence[float], cases: list[Case], material: Material) -> list[float | None]:
-    """One value per pair of the benchmark, None for those that are left out."""
-    listed: list[float | None] = [None] * len(material.benchmark.pairs)
-    for value, case in zip(values, cases, strict=True):
-        listed[case.number] = value
-    return listed
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
-def _right(predicted: list[Tensor], pairs: list[Pair], rule: Convention) -> list[Tensor]:
-    """Per pair (V,) bool: which points are right at RATED_ALPHA."""
-    right = []
-    for points, pair in zip(predicted, pairs, strict=True):
-        moved, target, length = in_convention(points, pair, rule)
-        right.append(hits(moved, target, RATED_ALPHA * length, pair.visible)[0])
-    return right
-
-
 def _common(pair: Pair) -> Pair:
     """The pair with its visible points alone, as the records have them."""
     points0, points1 = pair.common()
     seen = torch.ones(len(points0), dtype=torch.bool)
     return replace(pair, points0=points0, points1=points1, visible=seen)
+
+
+def cache_file(folder: Path, stem: str, decisive: Sequence[Any]) -> Path:
+    """Of JSON lines with what was measured, by the hash of everything that decides it."""
+    key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+    return folder / "cache" / f"{stem}-{key}.jsonl"
+
+
+def about_row(
+    row: Row, config: Mapping[str, Any], *, device: torch.device, seconds: float | None
+) -> Result:
+    """What a result file says beside its scores: of what they are, and where they were measured."""
+    return {
+        "row": row.name, "config": config, "weights_sha256": row.weights_sha256,
+        "seconds": seconds, **environment(device), "device": device.type,
+    }  # fmt: skip
 
 
 def write_result(path: Path, result: Result) -> Path:

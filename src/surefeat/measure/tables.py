@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefeat.data.benchmarks import Convention
-from surefeat.measure.results import Difference, Result, Score, pck_score, read_result
+from surefeat.data.benchmarks import CONVENTIONS, Convention
+from surefeat.measure.protocol import ALPHAS
+from surefeat.measure.results import CONTROL, Difference, Result, Score, pck_score, read_result
 
 Table = list[list[str]]
 
@@ -47,9 +48,6 @@ ROUTES = {
     "flow": "regions, flow", "location": "location (control)",
 }  # fmt: skip
 """Ways of matching as tables call them, the default of `surefeat match` first."""
-
-CONTROL = "mean position"
-"""Few-shot's: each keypoint at its mean place in the box, without looking."""
 
 
 @dataclass(frozen=True)
@@ -234,10 +232,11 @@ def _with_controls(results: Sequence[Result], columns: Mapping[str, Score]) -> T
 
 def rule_table(results: Sequence[Result], route: str) -> Table:
     """The same predictions by every rule, at every alpha, mean of the pairs' shares."""
-    names = dict.fromkeys(name for result in results for name in result["metrics"])
-    scores = [score for score in map(Score.parse, names) if score.route == route]
-    columns = {f"{score.rule}@{score.alpha:g}": score for score in scores
-               if score.kind == "pck" and not score.shifted and not score.per_point}  # fmt: skip
+    columns = {
+        f"{rule}@{alpha:g}": pck_score(route, rule, alpha=alpha)
+        for rule in CONVENTIONS
+        for alpha in ALPHAS
+    }
     return score_table(by_row(results), columns)
 
 
