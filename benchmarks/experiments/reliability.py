@@ -1,11 +1,12 @@
-"""Fit Matches.probability on PF-PASCAL development pairs and show how well it is calibrated.
+"""Fit Matches.probability on development pairs of two data sets; show how well it is calibrated.
 
-    python benchmarks/experiments/reliability.py PF-PASCAL --model MODEL
+    python benchmarks/experiments/reliability.py PF-PASCAL BIRDS.csv --model MODEL
         --out results/studies/reliability.json
 
-Fitted on the pairs of the train list, checked on those of the val list; neither shares an image
-with the test list. A match is right within 0.1 of the target's longer side (the img rule). With
---store the fit is written into the model's folder.
+Fitted on PF-PASCAL's train list and every second pair of the other list, so that both count the
+same; checked on PF-PASCAL's val list and on the other pairs. None shares an image with the test
+list. A match is right within 0.1 of the target's longer side (the img rule). With --store the fit
+is written into the model's folder.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from tqdm import tqdm
 from surefeat.core.files import choose_device, environment, file_hash, write_json
 from surefeat.core.ranking import auroc, risk_coverage
 from surefeat.data.benchmarks import development_pairs
-from surefeat.data.pairs import Pair
-from surefeat.match.points import Matches, match_points
-from surefeat.measure.metrics import pck_over_pairs
-from surefeat.model.config import WEIGHTS, model_folder
+from surefeat.data.pairs import Pair, load_pairs
+from surefeat.match.points import Matches, match_points, matching_text
+from surefeat.match.search import Voting
+from surefeat.model.config import POINT_WEIGHTS, WEIGHTS, model_folder
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import SIGNS, Reliability, signs
@@ -44,7 +45,7 @@ def fit_reliability(
     matches: Sequence[Matches],
     correct: Sequence[Tensor],
     *,
-    voting: bool,
+    matching: str,
     right_within: float,
     fitted_on: str,
     weights_sha256: str = "",
@@ -65,7 +66,7 @@ def fit_reliability(
     *weights, bias = fit_logistic(standard.numpy(), right.numpy()).tolist()
     return Reliability(
         weights=tuple(weights), bias=bias, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()),
-        voting=voting, right_within=right_within, fitted_on=fitted_on, matches=len(table),
+        matching=matching, right_within=right_within, fitted_on=fitted_on, matches=len(table),
         weights_sha256=weights_sha256, sides=tuple(sides),
     )  # fmt: skip
 
@@ -114,66 +115,21 @@ def calibration(chance: Tensor, right: Tensor, *, bins: int = 10) -> dict[str, A
     }
 
 
-def match_all(
-    model: DenseFeatures, pairs: list[Pair], *, side: int, voting: bool
-) -> tuple[list[Matches], list[Tensor]]:
+def match_all(model: DenseFeatures, pairs: list[Pair]) -> tuple[list[Matches], list[Tensor]]:
     """Matches of every pair's keypoints, and which of them are right."""
     paths = sorted({path for pair in pairs for path in (pair.image0, pair.image1)})
-    features: dict[Path, Features] = dict(
-        zip(paths, model.extract(paths, longest_side=side), strict=True)
-    )
+    features: dict[Path, Features] = dict(zip(paths, model.extract(paths), strict=True))
     matches, correct = [], []
-    for pair in tqdm(pairs, desc=f"{side} px, voting {voting}"):
+    for pair in tqdm(pairs):
         points0, points1 = pair.common()
-        found = match_points(features[pair.image0], features[pair.image1], points0, voting=voting)
-        error = (found.points1.cpu() - points1).norm(dim=1)
-        matches.append(found)
+        matches.append(match_points(features[pair.image0], features[pair.image1], points0))
+        error = (matches[-1].points1.cpu() - points1).norm(dim=1)
         correct.append(error < RIGHT_WITHIN * max(pair.size1))
     return matches, correct
 
 
-def accuracy(matches: list[Matches], pairs: list[Pair]) -> dict[str, float]:
-    """PCK@0.1 per image in two conventions."""
-    predicted = [found.points1.cpu() for found in matches]
-    plain = [
-        Pair(**{**pair.__dict__, "points0": pair.common()[0], "points1": pair.common()[1],
-                "visible": torch.ones(len(pair.common()[0]), dtype=torch.bool)})
-        for pair in pairs
-    ]  # fmt: skip
-    found: dict[str, float] = {}
-    for rule in ("scnet", "img"):
-        result = pck_over_pairs(predicted, plain, convention=rule, alphas=(0.05, 0.1))
-        found |= {f"pck@{a} {rule}": round(100 * float(v), 2)
-                  for a, v in zip((0.05, 0.1), result.per_image, strict=True)}  # fmt: skip
-    return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--model")
-    parser.add_argument("--out", type=Path, default=Path("results/studies/reliability.json"))
-    parser.add_argument("--sides", type=int, nargs="*", default=[224, 320, 448])
-    parser.add_argument("--pairs", type=int)
-    parser.add_argument("--store", action="store_true")
-    args = parser.parse_args()
-    model = DenseFeatures.from_pretrained(args.model)
-    digest = file_hash(model_folder(args.model) / WEIGHTS)
-    val, train = (pairs[: args.pairs] for pairs in development_pairs(args.data))
-    metrics: dict[str, Any] = {}
-    for side in args.sides:
-        for voting in (False, True):
-            matches, _ = match_all(model, val, side=side, voting=voting)
-            metrics[f"val, {side} px, {'voting' if voting else 'nearest'}"] = accuracy(matches, val)
-    side = model.config.longest_side
-    matches, correct = match_all(model, train, side=side, voting=True)
-    metrics[f"train list, {side} px, voting"] = accuracy(matches, train)
-    fitted = fit_reliability(
-        matches, correct, voting=True, right_within=RIGHT_WITHIN, sides=[side],
-        weights_sha256=digest,
-        fitted_on=f"PF-PASCAL, {len(train)} pairs of the train list without test images",
-    )  # fmt: skip
-    matches, correct = match_all(model, val, side=side, voting=True)
+def judged(fitted: Reliability, matches: list[Matches], correct: list[Tensor]) -> dict[str, Any]:
+    """How well each sign and the probability tell right matches from wrong ones."""
     right = torch.cat(correct)
     chance = torch.cat([
         fitted.predict(m.score, m.margin, m.round_trip / max(m.size0), m.confidence).cpu()
@@ -182,17 +138,48 @@ def main() -> None:
     table = torch.cat([match_signs(m).cpu() for m in matches])
     signed = dict(zip(SIGNS, table.unbind(1), strict=True)) | {"probability": chance}
     signed["round_trip"] = -signed["round_trip"]
-    metrics["auroc on val"] = {name: round(auroc(v, right), 4) for name, v in signed.items()}
-    metrics["aurc on val"] = {
-        name: round(risk_coverage(v, right).area, 4) for name, v in signed.items()
-    }
-    metrics["calibration on val"] = calibration(chance, right)
+    return {
+        "matches": len(right), "right": round(right.double().mean().item(), 4),
+        "auroc": {name: round(auroc(values, right), 4) for name, values in signed.items()},
+        "aurc": {n: round(risk_coverage(v, right).area, 4) for n, v in signed.items()},
+        "calibration": calibration(chance, right),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("birds", type=Path)
+    parser.add_argument("--model")
+    parser.add_argument("--out", type=Path, default=Path("results/studies/reliability.json"))
+    parser.add_argument("--pairs", type=int, help="of each list at most so many, spread over it")
+    parser.add_argument("--store", action="store_true")
+    args = parser.parse_args()
+    model = DenseFeatures.from_pretrained(args.model)
+    digest = file_hash(model_folder(args.model) / WEIGHTS)
+    val, train = development_pairs(args.data)
+    birds = load_pairs(args.birds)
+    lists = {"pf-pascal fit": train, "pf-pascal check": val, "birds fit": birds[::2],
+             "birds check": birds[1::2]}  # fmt: skip
+    if args.pairs:
+        lists = {name: some[:: max(1, len(some) // args.pairs)] for name, some in lists.items()}
+    found = {name: match_all(model, some) for name, some in lists.items()}
+    fits = [found[name] for name in lists if name.endswith("fit")]
+    fitted = fit_reliability(
+        [match for matches, _ in fits for match in matches],
+        [right for _, correct in fits for right in correct],
+        matching=matching_text(Voting(), POINT_WEIGHTS), right_within=RIGHT_WITHIN,
+        sides=[model.config.longest_side], weights_sha256=digest,
+        fitted_on=f"{len(lists['pf-pascal fit'])} PF-PASCAL pairs of the train list without test "
+        f"images and {len(lists['birds fit'])} pairs of birds",
+    )  # fmt: skip
+    metrics = {name: judged(fitted, *found[name]) for name in lists}
     if args.store:
         fitted.save(model_folder(args.model))
     write_json(args.out, {
-        "row": "Matches.probability", "benchmark": "pf-pascal",
-        "split": "development pairs: fitted on the train list, measured on val",
-        "metrics": metrics, "config": {"side": side, "fit": asdict(fitted)},
+        "row": "Matches.probability", "benchmark": "pf-pascal and birds",
+        "split": "development pairs: fitted on some, measured on others", "metrics": metrics,
+        "config": {"fit": asdict(fitted), "pairs": {k: len(v) for k, v in lists.items()}},
         "weights_sha256": digest, **environment(choose_device(None)),
     })  # fmt: skip
     print(json.dumps(metrics, indent=1))

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ import torch
 from reliability import fit_reliability
 
 from surefeat.match.dense import match_dense
-from surefeat.match.points import Matches, match_points, quality, spread
+from surefeat.match.points import Matches, match_points, matching_text, quality, spread
 from surefeat.match.search import Voting, prepare
+from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.probability import Reliability
 from tiny import analytic, photo, warped_pair, warps
 
@@ -110,7 +112,11 @@ def test_fitted_probability_ranks_and_is_calibrated_on_its_own_pairs(tmp_path: P
     right = (found.points1 - truth).norm(dim=-1) < 4
     assert 0.1 < right.float().mean() < 0.95
     fitted = fit_reliability(
-        [found], [right], voting=False, right_within=4 / 192, fitted_on="a rendered photo"
+        [found],
+        [right],
+        matching=matching_text(None, POINT_WEIGHTS),
+        right_within=4 / 192,
+        fitted_on="a rendered photo",
     )
     fitted.save(tmp_path)
     assert Reliability.load(tmp_path) == fitted
@@ -118,13 +124,28 @@ def test_fitted_probability_ranks_and_is_calibrated_on_its_own_pairs(tmp_path: P
     assert again.probability is not None
     assert again.probability.mean().item() == pytest.approx(right.float().mean().item(), abs=1e-3)
     assert again.probability[right].mean() > again.probability[~right].mean() + 0.1
-    with pytest.raises(ValueError, match="fitted without voting"):
+    with pytest.raises(ValueError, match="matches by nearest neighbour"):
         match_points(features0, features1, reliability=fitted)
+
+
+@pytest.mark.parametrize(
+    "change", [{"voting": False}, {"voting": Voting(weight=0.3)}, {"lower_weight": 0.9}]
+)
+def test_a_probability_is_only_for_matches_found_as_it_was_fitted(change: dict[str, Any]) -> None:
+    pair = warped_pair("spline")
+    known = Reliability(
+        (1.0, 0.5, -0.5, 0.25), 0.1, (0.0,) * 4, (1.0,) * 4, matching_text(Voting(), POINT_WEIGHTS),
+        0.1, "pairs", 9,
+    )  # fmt: skip
+    own = [replace(features, reliability=known) for features in pair]
+    assert match_points(*own, count=20).probability is not None
+    assert match_points(*own, count=20, **change).probability is None
+    assert match_points(own[0], pair[1], count=20).probability is None
 
 
 def test_a_damaged_reliability_file_is_refused_and_a_missing_one_is_none(tmp_path: Path) -> None:
     assert Reliability.load(tmp_path) is None
-    for text in ("{", "[]", '{"format": "surefeat-reliability-1", "weights": [1]}', '{"a": 1}'):
+    for text in ("{", "[]", '{"format": "surefeat-reliability-2", "weights": [1]}', '{"a": 1}'):
         (tmp_path / "reliability.json").write_text(text)
         with pytest.raises(ValueError, match="fit it again"):
             Reliability.load(tmp_path)

@@ -15,7 +15,9 @@ from torch import Tensor
 from torchvision.ops import roi_pool
 
 from surefeat.core.geometry import Frame
-from surefeat.match.points import match_points
+from surefeat.match.points import match_points, matching_text
+from surefeat.match.search import Voting
+from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features, stack_boxes, stack_points
 from surefeat.model.probability import Reliability
 
@@ -179,7 +181,8 @@ def test_saved_features_come_back(tmp_path: Path) -> None:
 
 
 def test_saved_features_still_know_how_far_their_matches_can_be_trusted(tmp_path: Path) -> None:
-    known = Reliability((1.0, 2.0, 3.0, 4.0), 0.5, (0.0,) * 4, (1.0,) * 4, True, 0.1, "pairs", 9)
+    matching = matching_text(Voting(), POINT_WEIGHTS)
+    known = Reliability((1.0, 2.0, 3.0, 4.0), 0.5, (0.0,) * 4, (1.0,) * 4, matching, 0.1, "x", 9)
     replace(make(), reliability=known).save(tmp_path / "a.safetensors")
     loaded = Features.load(tmp_path / "a.safetensors")
     assert loaded.reliability == known

@@ -16,9 +16,16 @@ import torch
 from PIL import Image
 
 from surefeat.core.files import file_hash
-from surefeat.match.points import match_points
+from surefeat.match.points import match_points, matching_text
 from surefeat.match.search import Voting
-from surefeat.model.config import SETTINGS, SHIPPED, WEIGHTS, ModelConfig, model_folder
+from surefeat.model.config import (
+    POINT_WEIGHTS,
+    SETTINGS,
+    SHIPPED,
+    WEIGHTS,
+    ModelConfig,
+    model_folder,
+)
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import Reliability
 from surefeat.model.weights import quantise, widen
@@ -181,7 +188,12 @@ def test_weights_that_are_no_numbers_are_refused(
 
 def known(**changes: Any) -> Reliability:
     numbers = (1.0, 0.5, -0.5, 0.25)
-    given = {"voting": True, "right_within": 0.1, "fitted_on": "pairs", "matches": 9}
+    given = {
+        "matching": matching_text(Voting(), POINT_WEIGHTS),
+        "right_within": 0.1,
+        "fitted_on": "pairs",
+        "matches": 9,
+    }
     return Reliability(numbers, 0.1, numbers, (1.0,) * 4, **given | changes)
 
 
@@ -232,7 +244,7 @@ def test_probability_follows_its_printed_formula() -> None:
     score, margin = torch.tensor([0.3, 0.8]), torch.tensor([0.05, 0.6])
     trip, confidence = torch.tensor([0.0, 0.2]), torch.tensor([0.5, 4.0])
     weights, mean, scale = (1.5, -0.7, 0.4, 2.0), (0.5, 0.1, -3.0, 1.0), (0.2, 0.5, 0.7, 0.3)
-    fitted = Reliability(weights, -0.2, mean, scale, True, 0.1, "pairs", 9)
+    fitted = Reliability(weights, -0.2, mean, scale, "votes", 0.1, "pairs", 9)
     for row, chance in enumerate(fitted.predict(score, margin, trip, confidence).tolist()):
         signs = [float(score[row]), float(margin[row]), math.log(float(trip[row]) + 0.01),
                  math.log(float(confidence[row]))]  # fmt: skip

@@ -27,7 +27,7 @@ class EvaluateFewShot:
     """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, or NAME=FOLDER
     for another trained model."""
     model: str | None = None
-    """Of the row ours: model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    """Of the row ours: model or run folder, or one that ships (resnet50, one-way, vgg16)."""
     init: tuple[str, ...] = ("imagenet",)
     """ImageNet weights of the untrained rows: imagenet (downloaded), or files, one per trunk."""
     raw: bool = False
@@ -136,7 +136,7 @@ class EvaluateMatching:
     """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, res4e, sift, hog,
     or NAME=FOLDER for another trained model."""
     model: str | None = None
-    """Of the row ours: model or run folder, or a shipped model: resnet50 (default), vgg16."""
+    """Of the row ours: model or run folder, or one that ships (resnet50, one-way, vgg16)."""
     init: tuple[str, ...] = ("imagenet",)
     """ImageNet weights of the untrained rows: imagenet (downloaded), or files, one per trunk."""
     out: Path = Path("results")

@@ -89,7 +89,7 @@ class Extract:
     out: Path
     """Folder for the feature files."""
     model: str | None = None
-    """Model or run folder, or a shipped model: resnet50 (default), vgg16, or hub:OWNER/NAME."""
+    """Model or run folder, one that ships (resnet50, one-way, vgg16), or hub:OWNER/NAME."""
     side: int | None = None
     """Longest side at which images are seen, network pixels."""
     batch: int = 16
@@ -153,7 +153,7 @@ class Match:
     voting: bool = True
     """Let neighbouring matches agree, whichever way things face; the paper goes without."""
     model: str | None = None
-    """Model or run folder, or a shipped model: resnet50 (default), vgg16, or hub:OWNER/NAME."""
+    """Model or run folder, one that ships (resnet50, one-way, vgg16), or hub:OWNER/NAME."""
     side: tuple[int, ...] = ()
     """Longest side at which photos are seen, network pixels; of several the scores add up."""
     device: str | None = None
@@ -180,7 +180,7 @@ class Demo:
     """A web page on this machine: drop two photos, click a point, see its match."""
 
     model: str | None = None
-    """Model or run folder, or a shipped model: resnet50 (default), vgg16, or hub:OWNER/NAME."""
+    """Model or run folder, one that ships (resnet50, one-way, vgg16), or hub:OWNER/NAME."""
     port: int = 7860
     """Local port."""
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from surefeat.match.search import (
+    POSES,
     Peaks,
     Side,
     Votes,
@@ -179,10 +180,10 @@ def match_points(
     refine: place matches between the grid's places. mutual: keep only matches that lead back.
     reliability: gives each match its probability; by default the model's own, if it has one.
     """
-    weights = {"descriptor_weight": descriptor_weight, "lower_weight": lower_weight}
-    standard = (descriptor_weight, lower_weight) == POINT_WEIGHTS and not isinstance(voting, Voting)
-    side0, side1 = prepare_pair(features0, features1, **weights)
-    settings = Voting() if voting is True else voting
+    settings = Voting() if voting is True else voting or None
+    side0, side1 = prepare_pair(
+        features0, features1, descriptor_weight=descriptor_weight, lower_weight=lower_weight
+    )
     there, back = vote_both_ways(side0, side1, settings) if settings else (None, None)
     if points0 is not None:
         points = stack_points(points0).to(features0.descriptors.device)
@@ -190,13 +191,13 @@ def match_points(
     else:
         points = _places(side0, side1, there, back, count=count, mutual=mutual)
     found = _match(side0, side1, points, there, back, refine=refine)
-    voted, known = there is not None, features0.reliability
-    known = known if known == features1.reliability else None  # other models, other sizes
-    # The model's own was fitted with the default settings, so others get no probability from it.
-    if reliability is None and known is not None and known.voting == voted and standard:
-        reliability = known
+    matching = matching_text(settings, (descriptor_weight, lower_weight))
+    known = features0.reliability
+    # Of two models, two sizes or other settings than it was fitted with it says nothing.
+    if reliability is None and known == features1.reliability and known is not None:
+        reliability = known if known.matching == matching else None
     if reliability is not None:
-        found = _judge(found, reliability, voted=voted)
+        found = _judge(found, reliability, matching)
     return found.filter(mutual=mutual, min_score=min_score)
 
 
@@ -228,11 +229,19 @@ def _match(
     )
 
 
-def _judge(found: Matches, reliability: Reliability, *, voted: bool) -> Matches:
+def matching_text(voting: Voting | None, weights: tuple[float, float]) -> str:
+    """How matches are found, as text: what a Reliability was fitted with."""
+    votes = f"{voting}, {len(POSES)} poses" if voting else "nearest neighbour"
+    return f"{votes}, layers weigh {weights[0]:g} and {weights[1]:g}"
+
+
+def _judge(found: Matches, reliability: Reliability, matching: str) -> Matches:
     """The matches with their probability of being right."""
-    if reliability.voting != voted:
-        used = "with" if reliability.voting else "without"
-        raise ValueError(f"this reliability was fitted {used} voting; match so, or fit another")
+    if reliability.matching != matching:
+        raise ValueError(
+            f"this reliability was fitted on matches by {reliability.matching}; match so, or fit "
+            f"another (now: {matching})"
+        )
     trip = found.round_trip / max(found.size0)
     chance = reliability.predict(found.score, found.margin, trip, found.confidence)
     return replace(found, probability=chance)

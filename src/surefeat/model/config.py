@@ -46,8 +46,8 @@ REGION_WEIGHTS = (1.0, 3.0)
 
 WEIGHTS, SETTINGS = "model.safetensors", "model.json"
 
-SHIPPED = ("resnet50", "vgg16")
-"""Models inside the package, the default one first."""
+SHIPPED = ("resnet50", "one-way", "vgg16")
+"""Models inside the package, the default one first; one-way is for things that all face one way."""
 
 HUB = "hub:"
 """Before owner/name of a model on the Hugging Face hub; nothing else is looked for there."""

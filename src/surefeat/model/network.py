@@ -202,7 +202,7 @@ class DenseFeatures(nn.Module):
     def from_pretrained(
         cls, source: str | Path | None = None, *, device: str | torch.device | None = None
     ) -> DenseFeatures:
-        """A model in eval mode: one that ships (resnet50, vgg16), a folder, a run, hub:OWNER/NAME.
+        """A model in eval mode: one that ships (resnet50, one-way, vgg16), a folder, hub:OWNER/NAME.
 
         The weights are checked against their hash; device: by default the best there is.
         """

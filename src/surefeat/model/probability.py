@@ -53,7 +53,7 @@ SIGNS = ("score", "margin", "round_trip", "confidence")
 # Added to the round trip before the logarithm, in longer sides: below a cell it says nothing more.
 _ROUND_TRIP_FLOOR = 0.01
 
-_FORMAT = "surefeat-reliability-1"
+_FORMAT = "surefeat-reliability-2"
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,9 @@ class Reliability:
     """Of the signs where it was fitted."""
     scale: tuple[float, ...]
     """Their standard deviation there."""
-    voting: bool
-    """Whether the matches it was fitted on used voting: margins differ without it."""
+    matching: str
+    """How the matches it was fitted on were found (match.points.matching_text): signs change with
+    every setting, so matches found in another way get no probability from it."""
     right_within: float
     """A match counts as right up to this distance, in longer sides of image 1."""
     fitted_on: str
