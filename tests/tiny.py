@@ -32,8 +32,8 @@ from surefeat.data.decode import Batches, Canvas, Item, Place
 from surefeat.data.drawn import correspondences, draw_many, write_folder
 from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.data.keypoints import KeypointSet, Labelled, make_category, write_coco
-from surefeat.data.labels import find_labels
 from surefeat.data.pairs import load_pairs
+from surefeat.data.sources import find_labels
 from surefeat.keypoints.config import FewShot, KeypointConfig
 from surefeat.learn.config import Config, preset
 from surefeat.learn.loop import Progress

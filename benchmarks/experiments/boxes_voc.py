@@ -31,7 +31,7 @@ from surefeat.boxes.train import fit_boxes
 from surefeat.core.files import choose_device, environment, file_hash, write_json, write_text
 from surefeat.data.coco import write_annotations
 from surefeat.data.keypoints import PASCAL3D_CLASSES as CLASSES
-from surefeat.data.labels import LabelledImages, PhotoLabels, find_labels
+from surefeat.data.sources import LabelledImages, PhotoLabels, find_labels
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import make_proposals, read_proposals
 

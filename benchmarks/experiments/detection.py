@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.ops import batched_nms
 
 from surefeat.core.geometry import box_area, box_iou
-from surefeat.data.labels import PhotoLabels
+from surefeat.data.sources import PhotoLabels
 
 RIGHT = 0.5
 """Least IoU of a right box."""

@@ -24,8 +24,7 @@ from surefeat.boxes.photos import Photo
 from surefeat.boxes.select import best_boxes, score_photos, select
 from surefeat.core.files import choose_device, environment, write_json
 from surefeat.core.image import decode
-from surefeat.data.labels import PhotoLabels
-from surefeat.data.sources import find_images
+from surefeat.data.sources import PhotoLabels, find_images
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import item_bytes, propose
 

@@ -19,7 +19,7 @@ from surefeat.core.geometry import box_iou
 from surefeat.data.decode import Item, Place
 from surefeat.data.drawn import background, draw
 from surefeat.data.drawn_categories import CATEGORIES
-from surefeat.data.labels import PhotoLabels
+from surefeat.data.sources import PhotoLabels
 from surefeat.learn.runs import Run
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import propose

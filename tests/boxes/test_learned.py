@@ -14,8 +14,7 @@ from surefeat.boxes import photos as detect_maps
 from surefeat.boxes.network import Detector
 from surefeat.boxes.photos import TrunkMaps, read_photos
 from surefeat.boxes.select import Candidate, Selection, predict_boxes, score_photos
-from surefeat.data.labels import find_labels
-from surefeat.data.sources import find_images
+from surefeat.data.sources import find_images, find_labels
 from surefeat.match.proposals import read_proposals
 from surefeat.show.objects import chosen, contact_sheet
 from tiny import SIZE, fit, make, settings

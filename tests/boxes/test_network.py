@@ -24,7 +24,7 @@ from surefeat.boxes.photos import Photo
 from surefeat.boxes.train import calibrate
 from surefeat.core.geometry import Frame, box_iou
 from surefeat.data.decode import Item, Place
-from surefeat.data.labels import PhotoLabels
+from surefeat.data.sources import PhotoLabels
 from surefeat.match.config import ProposalConfig
 from surefeat.model.features import box_cells
 from surefeat.model.trunks import Vgg16

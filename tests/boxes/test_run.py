@@ -16,7 +16,7 @@ from surefeat.boxes.photos import read_photos
 from surefeat.boxes.select import predict_boxes
 from surefeat.boxes.train import fit_boxes
 from surefeat.cli.main import main
-from surefeat.data.labels import LabelledImages, find_labels
+from surefeat.data.sources import LabelledImages, find_labels
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import key_of, read_proposals, write_proposals
 from tiny import HUES, SIZE, fit, make, random_proposals, settings

@@ -11,7 +11,7 @@ from surefeat.boxes.photos import Photo
 from surefeat.boxes.select import Scored, agreed, best_boxes
 from surefeat.core.geometry import box_iou
 from surefeat.data.decode import Item, Place
-from surefeat.data.labels import PhotoLabels
+from surefeat.data.sources import PhotoLabels
 
 
 def test_agreed_scores_are_sums_weighted_by_overlap() -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from surefeat.boxes import train as detect_train
 from surefeat.boxes.config import BoxesConfig
 from surefeat.boxes.network import Detector
-from surefeat.data.labels import LabelledImages, find_labels
+from surefeat.data.sources import LabelledImages, find_labels
 from surefeat.learn.config import Config
 from surefeat.learn.loop import TrainingStoppedError
 from surefeat.learn.runs import Run

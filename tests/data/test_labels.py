@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from surefeat.data.decode import SourceError
-from surefeat.data.labels import PhotoLabels, find_labels
+from surefeat.data.sources import PhotoLabels, find_labels
 
 
 @pytest.fixture

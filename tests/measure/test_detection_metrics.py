@@ -22,7 +22,7 @@ from surefeat.boxes.select import Candidate, Selection, select, to_coco
 from surefeat.core.geometry import box_iou
 from surefeat.data.coco import coco_record
 from surefeat.data.decode import Item, Place
-from surefeat.data.labels import Object, PhotoLabels
+from surefeat.data.sources import Object, PhotoLabels
 
 Box = tuple[float, float, float, float]
 HERE: Box = (0, 0, 9, 9)

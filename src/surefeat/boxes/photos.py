@@ -19,7 +19,7 @@ from surefeat.boxes.config import BoxesConfig
 from surefeat.boxes.network import Detector
 from surefeat.core.image import ImageError, decode, network_size, resize
 from surefeat.data.decode import Skipped, free_host_memory
-from surefeat.data.labels import PhotoLabels
+from surefeat.data.sources import PhotoLabels
 from surefeat.match.proposals import item_bytes, key_of, make_proposals, read_proposals
 
 

@@ -36,7 +36,7 @@ from surefeat.core.files import write_text
 from surefeat.core.geometry import box_iou
 from surefeat.data.coco import Annotation, Coco, CocoCategory, CocoImage, write_annotations
 from surefeat.data.decode import Skipped
-from surefeat.data.labels import LabelledImages, PhotoLabels
+from surefeat.data.sources import LabelledImages, PhotoLabels
 from surefeat.learn.runs import list_skipped
 from surefeat.model.features import box_cells
 

@@ -27,7 +27,7 @@ from surefeat.boxes.photos import (
 )
 from surefeat.core.files import choose_device
 from surefeat.data.decode import Skipped, batch_indices
-from surefeat.data.labels import LabelledImages
+from surefeat.data.sources import LabelledImages
 from surefeat.learn.loop import (
     Job,
     Log,

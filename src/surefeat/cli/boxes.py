@@ -14,7 +14,7 @@ from surefeat.match.config import ProposalConfig
 
 if TYPE_CHECKING:
     from surefeat.boxes.select import Predicted
-    from surefeat.data.labels import LabelledImages
+    from surefeat.data.sources import LabelledImages
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LabelledPhotos:
     """Only these labels."""
 
     def find_labels(self, source: Path) -> LabelledImages:
-        from surefeat.data.labels import find_labels
+        from surefeat.data.sources import find_labels
 
         return find_labels(
             source, labels=self.labels, images=self.images, keep=self.keep,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from surefeat.core.files import as_json, write_text
 from surefeat.core.geometry import boxes_from_xywh, xywh_from_boxes
 from surefeat.core.image import read_bytes
-from surefeat.data.decode import Box, SourceError
+from surefeat.data.decode import Box, Item, Place, SourceError
 
 # Whatever a json of another shape leads to.
 _WRONG = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
@@ -173,6 +173,33 @@ def _inclusive(annotations: Sequence[Annotation]) -> tuple[Annotation, ...]:
         annotation if annotation.box is None else replace(annotation, box=tuple(next(boxes)))
         for annotation in annotations
     )
+
+
+def read_crops(
+    path: Path, categories: tuple[str, ...] | None, context: float, min_side: int
+) -> Iterator[tuple[str, list[Item]]]:
+    """Of every image with wanted boxes: its name, and a crop of each, whose place is not known."""
+    content = read_annotations(path, strict=False)
+    known = {category.name for category in content.categories}
+    unknown = sorted(set(categories or ()) - known)
+    if unknown:
+        raise SourceError(f"{path} has no category {unknown}; it has {sorted(known)}")
+    for image, notes in zip(content.images, content.by_image(), strict=True):
+        crops = []
+        for note in notes:
+            label = None if note.category is None else content.categories[note.category].name
+            wanted = categories is None or label in categories
+            if note.crowd or note.box is None or not wanted:
+                continue
+            x1, y1, x2, y2 = note.box
+            width, height = x2 - x1 + 1, y2 - y1 + 1
+            if min(width, height) < max(min_side, 1) - 1e-6:
+                continue
+            dx, dy = context * width, context * height
+            box = (x1 - dx, y1 - dy, x2 + dx, y2 + dy)
+            crops.append(Item(f"#{note.id}", Place(""), box, label))
+        if crops:
+            yield image.name, crops
 
 
 def coco_record(coco: Coco) -> dict[str, Any]:

@@ -1,21 +1,23 @@
-"""Where images come from: folders, lists, tar shards, COCO files.
+"""Where images come from (folders, lists, tar shards, COCO files), and the labels they have.
 
-`find_images` opens no image, so it is fast; data.decode reads what it found.
+Nothing here opens an image, so it is fast; data.decode reads what was found.
 """
 
 from __future__ import annotations
 
+import csv
 import glob
 import logging
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefeat.core.image import EXTENSIONS, UNREADABLE, read_bytes
-from surefeat.data.coco import read_annotations
-from surefeat.data.decode import Item, Place, SourceError, name_of
+from surefeat.data.coco import read_annotations, read_crops
+from surefeat.data.decode import Box, Item, Place, SourceError, name_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,23 +45,23 @@ def find_images(
     extension) to keep. For boxes: `categories` filters by name, `context` grows a box by that share
     of its size per side, boxes with a side under `min_side` pixels are dropped.
     """
-    coco = source if str(source).lower().endswith(".json") else crop
-    kept = None if keep is None else set(_lines(Path(keep)))
+    coco = source if _is_json(source) else crop
     if coco is None:
         items, wanted = _files(source, images), " ".join(EXTENSIONS)
     else:
         own = coco is source
         find = image_finder(images, beside=coco) if own else _index(_files(source, images))
         items = []
-        for name, crops in _read_crops(Path(coco), categories, context, min_side):
+        for name, crops in read_crops(Path(coco), categories, context, min_side):
             item = find(name)
-            if _is_kept(item, kept) and not item.read.refused:
+            if not item.read.refused:
                 items += [replace(c, name=item.name + c.name, read=item.read) for c in crops]
-            elif _is_kept(item, kept) and own:
+            elif own:
                 items.append(item)
         wanted = f"boxes of {categories or 'any category'}, {min_side} pixels or more, in {coco}"
-    if kept is not None:
-        items = items if coco else [item for item in items if _is_kept(item, kept)]
+    if keep is not None:
+        kept = set(_lines(Path(keep)))
+        items = [item for item in items if kept & {_bare_name(item), _stem(_bare_name(item))}]
         wanted += f", named in {keep}"
     if all(item.read.refused for item in items):
         first = f"; {items[0].name} {items[0].read.refused}" if items else "; pass another folder"
@@ -98,11 +100,12 @@ def walk_folder(root: str | Path) -> list[Item]:
 
 def folder_paths(root: str | Path) -> list[Path]:
     """The images of a folder as files; what cannot be read is logged. SourceError: none."""
-    items = walk_folder(root)
-    for item in items:
+    paths = []
+    for item in walk_folder(root):
         if item.read.refused:
             _LOG.warning("skipped %s: %s", item.name, item.read.refused)
-    paths = [Path(item.read.path) for item in items if not item.read.refused]
+        else:
+            paths.append(Path(item.read.path))
     if not paths:
         wanted = " ".join(EXTENSIONS)
         raise SourceError(f"no images under {root} (looked for {wanted}); pass another folder")
@@ -115,22 +118,16 @@ def image_finder(images: str | Path | None, *, beside: str | Path) -> Callable[[
     One that is not there comes back as refused.
     """
     root = Path(beside).parent if images is None else Path(images)
-    packed: Callable[[str], Item] | None = None
-    if not root.is_dir():
-        packed = _index(_files(root), root=str(root))
-    elif any(root.glob("*.tar")):
-        packed = _index(_shards(root), root=str(root))
+    packed = _index(_shards(root) if root.is_dir() else _files(root), root=str(root))
 
     # A folder is not listed for this: it may hold far more than the names that are asked for.
     def find(name: str) -> Item:
-        spellings = (
-            [name] if _ending(name) in EXTENSIONS else [*(name + ext for ext in EXTENSIONS), name]
-        )
-        for spelling in spellings:
+        endings = ("",) if _ending(name) in EXTENSIONS else (*EXTENSIONS, "")
+        for spelling in (name + ending for ending in endings):
             path = os.path.join(root, spelling)
             if os.path.lexists(path):
                 return Item(spelling, Place(path))
-        return missing_image(name, root) if packed is None else packed(name)
+        return packed(name)
 
     return find
 
@@ -209,35 +206,13 @@ def missing_image(name: str, root: str | Path) -> Item:
     return Item(name, Place(name, refused=f"is not where it was looked for ({root}); {fix}"))
 
 
-def _read_crops(
-    path: Path, categories: tuple[str, ...] | None, context: float, min_side: int
-) -> Iterator[tuple[str, list[Item]]]:
-    """Of every image with wanted boxes: its name, and a crop of each, whose place is not known."""
-    content = read_annotations(path, strict=False)
-    known = {category.name for category in content.categories}
-    unknown = sorted(set(categories or ()) - known)
-    if unknown:
-        raise SourceError(f"{path} has no category {unknown}; it has {sorted(known)}")
-    for image, notes in zip(content.images, content.by_image(), strict=True):
-        crops = []
-        for note in notes:
-            label = None if note.category is None else content.categories[note.category].name
-            wanted = categories is None or label in categories
-            if note.crowd or note.box is None or not wanted:
-                continue
-            x1, y1, x2, y2 = note.box
-            width, height = x2 - x1 + 1, y2 - y1 + 1
-            if min(width, height) < max(min_side, 1) - 1e-6:
-                continue
-            dx, dy = context * width, context * height
-            box = (x1 - dx, y1 - dy, x2 + dx, y2 + dy)
-            crops.append(Item(f"#{note.id}", Place(""), box, label))
-        if crops:
-            yield image.name, crops
+def _bare_name(item: Item) -> str:
+    """The name of an item's image: a crop's own has #annotation behind it."""
+    return name_of(item) if item.crop is None else name_of(item).rpartition("#")[0]
 
 
-def _is_kept(item: Item, kept: set[str] | None) -> bool:
-    return kept is None or name_of(item) in kept or _stem(name_of(item)) in kept
+def _is_json(path: str | Path) -> bool:
+    return str(path).lower().endswith(".json")
 
 
 def _ending(name: str) -> str:
@@ -257,8 +232,169 @@ def _stem(name: str) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig").splitlines()]
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is not a text file; a list has one image per line") from error
+    lines = [line.strip() for line in _text(path).splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path} is not a text file; save it as UTF-8") from error
+
+
+# Labels: which categories an image shows, from folder names, a CSV or a COCO json.
+
+
+@dataclass(frozen=True)
+class Object:
+    """A box of the ground truth."""
+
+    category: str
+    box: Box
+    """Inclusive (x1, y1, x2, y2), original pixels."""
+    difficult: bool
+    """VOC's flag: neither to be found nor wrong to find."""
+
+
+@dataclass(frozen=True)
+class PhotoLabels:
+    """One image and what it shows."""
+
+    name: str
+    """What lists and COCO files call it: its path below the source, or inside its tar file."""
+    item: Item
+    labels: frozenset[str]
+    """Categories it shows; empty: it has no label."""
+    unsure: frozenset[str] = frozenset()
+    """Categories of which it shows difficult objects only: neither shown nor not shown."""
+    objects: tuple[Object, ...] = ()
+    """The ground truth, where there is one."""
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images with labels, in order."""
+
+    images: tuple[PhotoLabels, ...]
+    categories: tuple[str, ...]
+    """All that occur, sorted; or those asked for, in their order."""
+
+    def labelled(self) -> tuple[PhotoLabels, ...]:
+        """Those that have a label."""
+        return tuple(image for image in self.images if image.labels)
+
+    def counts(self) -> dict[str, int]:
+        """Category -> images that show it."""
+        count = Counter(label for image in self.images for label in image.labels)
+        return {name: count[name] for name in self.categories}
+
+
+def find_labels(
+    source: str | Path,
+    *,
+    labels: str | Path | None = None,
+    images: str | Path | None = None,
+    keep: str | Path | None = None,
+    categories: tuple[str, ...] | None = None,
+) -> LabelledImages:
+    """Images and their labels; boxes of a COCO json come along for scoring, nothing learns from it.
+
+    source: a folder (or tar shards) whose images lie in one folder per category, at any depth below
+    it; or any source of find_images, with `labels`: a CSV with the columns image and label (several
+    rows per image, or labels separated by semicolons), or a COCO json, whose boxes are optional. A
+    COCO json as `source` names its own images, found under `images` or beside it.
+    keep: a list of image names to use. categories: only these; other labels are dropped.
+    """
+    own = _is_json(source)
+    labels = source if own else labels
+    root = (images or Path(source).parent) if own else source
+    items = find_images(root, images=None if own else images, keep=keep)
+    if labels is None:
+        photos = [PhotoLabels(name_of(item), item, _folder(item)) for item in items]
+    else:
+        known = (_coco_labels if _is_json(labels) else _csv_labels)(Path(labels))
+        photos = _matched(items, known, unnamed=not own)
+        # Those a CSV or a json names as its own are missing when they are not there.
+        if not _is_json(labels) or (own and keep is None):
+            there = {name for item in items for name in (name_of(item), _stem(name_of(item)))}
+            photos += [known[name] for name in known if name not in there]
+    seen = sorted({label for image in photos for label in image.labels | image.unsure})
+    if not any(image.labels for image in photos):
+        fix = "pass a folder with one folder per category, or --labels with a CSV or COCO json"
+        raise SourceError(f"none of {len(photos)} images under {source} has a label; {fix}")
+    unknown = sorted(set(categories or ()) - set(seen))
+    if unknown:
+        raise SourceError(f"no image is labelled {unknown}; there are {seen}")
+    if categories is not None:
+        photos = [_only(image, frozenset(categories)) for image in photos]
+    return LabelledImages(tuple(photos), categories or tuple(seen))
+
+
+def _matched(
+    items: list[Item], known: dict[str, PhotoLabels], *, unnamed: bool
+) -> list[PhotoLabels]:
+    """Items with what is known of them by name, with or without extension; others have no label."""
+    photos = []
+    for item in items:
+        name = name_of(item)
+        shown = known.get(name) or known.get(_stem(name))
+        if shown is not None:
+            photos.append(replace(shown, name=name, item=item))
+        elif unnamed:
+            photos.append(PhotoLabels(name, item, frozenset()))
+    return photos
+
+
+def _folder(item: Item) -> frozenset[str]:
+    parts = name_of(item).split("/")
+    return frozenset(parts[:1]) if len(parts) > 1 else frozenset()
+
+
+def _only(image: PhotoLabels, wanted: frozenset[str]) -> PhotoLabels:
+    objects = tuple(thing for thing in image.objects if thing.category in wanted)
+    labels, unsure = image.labels & wanted, image.unsure & wanted
+    return replace(image, labels=labels, unsure=unsure, objects=objects)
+
+
+def _csv_labels(path: Path) -> dict[str, PhotoLabels]:
+    rows = csv.DictReader(_text(path).splitlines(keepends=True))
+    missing = [name for name in ("image", "label") if name not in (rows.fieldnames or ())]
+    if missing:
+        fix = "its first line must be image,label"
+        raise SourceError(f"{path} has no column {missing[0]!r}; {fix}")
+    named: dict[str, set[str]] = {}
+    for row in rows:
+        name = (row["image"] or "").strip()
+        if not name:
+            raise SourceError(f"{path}, line {rows.line_num}: no image is named; fill it in")
+        labels = (label.strip() for label in (row["label"] or "").split(";"))
+        named.setdefault(name, set()).update(label for label in labels if label)
+    return {
+        name: PhotoLabels(name, missing_image(name, path.parent), frozenset(labels))
+        for name, labels in named.items()
+    }
+
+
+def _coco_labels(path: Path) -> dict[str, PhotoLabels]:
+    """A label without a box is sure; one whose boxes are all difficult is not."""
+    content = read_annotations(path)
+    known = {}
+    for image, notes in zip(content.images, content.by_image(), strict=True):
+        sure, objects = set(), []
+        for note in notes:
+            assert note.category is not None
+            category, difficult = (
+                content.categories[note.category].name,
+                note.difficult or note.crowd,
+            )
+            if note.box is not None:
+                objects.append(Object(category, note.box, difficult))
+            if note.box is None or not difficult:
+                sure.add(category)
+        unsure = frozenset(thing.category for thing in objects) - sure
+        missing = missing_image(image.name, path.parent)
+        known[image.name] = PhotoLabels(
+            image.name, missing, frozenset(sure), unsure, tuple(objects)
+        )
+    return known

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from surefeat.boxes.select import Candidate, Selection
 from surefeat.core.image import ImageLike, decode
 from surefeat.data.keypoints import Category, Labelled
-from surefeat.data.labels import PhotoLabels
+from surefeat.data.sources import PhotoLabels
 from surefeat.match.proposals import item_bytes
 from surefeat.show import style
 
