@@ -73,13 +73,11 @@ def test_pf_pascal_test_refuses_a_shortened_list(tmp_path: Path) -> None:
 def test_pf_pascal_annotations_give_common_keypoints_and_boxes(tmp_path: Path) -> None:
     header = "source_image,target_image,class,flip"
     root = pascal(tmp_path, f"{BOTH},2,0", f"{BOTH},2,1", header=header)
-    (pair,) = annotated_pairs(root, "list.csv", drop_mirrored=True)
+    (pair,) = annotated_pairs(root, "list.csv")
     assert pair.visible.tolist() == [True, False, False]
     assert [points.tolist() for points in pair.common()] == [[[0.0, 0.0]], [[39.0, 29.0]]]
     assert pair.box0 is not None
     assert pair.box0.tolist() == [0.0, 1.0, 30.0, 21.0]
-    with pytest.raises(ValueError, match="line 3: a mirrored pair"):
-        annotated_pairs(root, "list.csv")
     root = pascal(tmp_path, f"{BOTH},3,0", header=header)
     with pytest.raises(ValueError, match=r"line 2: there is no annotation .*bird"):
         annotated_pairs(root, "list.csv")

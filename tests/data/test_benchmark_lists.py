@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from surefeat.core.image import image_size, load
-from surefeat.data.pairs import Pair, load_pairs
+from surefeat.data.pairs import load_pairs
 from tiny import HEADER, picture
 
 
@@ -121,13 +120,6 @@ def test_image_size_refuses_what_is_no_picture(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"broken.jpg: is text, not an image; convert"):
         image_size(tmp_path / "broken.jpg")
-
-
-def test_a_pair_refuses_visible_points_without_position() -> None:
-    points, here = torch.tensor([[1.0, torch.nan]]), Path("a.png")
-    seen = torch.tensor([True])
-    with pytest.raises(ValueError, match="no finite position"):
-        Pair(here, here, "x", points, points, seen, (9, 9), (9, 9), "x/a-a")
 
 
 @pytest.mark.usefixtures("no_hang")

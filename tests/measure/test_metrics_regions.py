@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from surefeat.core.geometry import box_iou
-from surefeat.data.benchmarks import shifted_target
+from surefeat.data.benchmarks import shifted, shifted_image
+from surefeat.data.pairs import Pair
 from surefeat.measure.metrics import identity_points, paired_iou, region_curves
 
 
@@ -87,20 +89,23 @@ def test_identity_keeps_the_relative_place() -> None:
     torch.testing.assert_close(moved, torch.tensor([[-0.5, -0.5], [19.5, 9.5], [9.5, 4.5]]))
 
 
-def test_shifted_target_moves_points_and_pixels_together() -> None:
+def test_shifted_pairs_move_points_and_pixels_together() -> None:
     generator = torch.Generator().manual_seed(2)
     points = torch.tensor([[3.0, 4.0], [60.0, 20.0], [95.0, 9.0], [79.0, 0.0], [80.0, 0.0]])
     image = torch.rand(3, 30, 100, generator=generator) * 0.5
     for x, y in points.long().tolist():
         image[:, y, x] = 1.0
-    shifted, moved, inside = shifted_target(image, points)
+    here, seen = Path("a.png"), torch.ones(5, dtype=torch.bool)
+    pair = shifted(Pair(here, here, "x", points, points, seen, (30, 100), (30, 100), "x"), 45)
+    assert pair is not None
     # 45/224 of 100 px = 20.09 -> 20.
-    assert inside.tolist() == [True, True, False, True, False]
-    assert moved[:, 0].tolist() == [23.0, 80.0, 115.0, 99.0, 100.0]
-    for x, y in moved[inside].long().tolist():
-        assert shifted[:, y, x].tolist() == [1.0, 1.0, 1.0]
+    assert pair.visible.tolist() == [True, True, False, True, False]
+    assert pair.points1[:, 0].tolist() == [23.0, 80.0, 115.0, 99.0, 100.0]
+    moved = shifted_image(image, 45)
+    for x, y in pair.common()[1].long().tolist():
+        assert moved[:, y, x].tolist() == [1.0, 1.0, 1.0]
     padded = torch.nn.functional.pad(image, (20, 0))
     padded[..., :20] = image[..., :20].flip(-1)
-    torch.testing.assert_close(shifted, padded[..., :100], rtol=0, atol=0)
+    torch.testing.assert_close(moved, padded[..., :100], rtol=0, atol=0)
     with pytest.raises(ValueError, match="use 0 to 224"):
-        shifted_target(image, points, pixels_of_224=230)
+        shifted_image(image, 230)

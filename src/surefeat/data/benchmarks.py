@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from surefeat.data.pairs import Pair, list_rows, load_pairs, make_pair
+from surefeat.data.pairs import Pair, is_mirrored, list_rows, load_pairs, located, make_pair
 
 Convention = Literal["scnet", "img", "bbox-kp", "bbox"]
 
@@ -37,8 +37,6 @@ CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 SCNET_SIDE = 224  # pixels: SCNet's input, in which it is evaluated too
 
 Name = Literal["pf-pascal", "pf-willow", "spair", "pairs"]
-
-NAMES: tuple[Name, ...] = get_args(Name)
 
 RULES: dict[Name, Convention] = {
     "pf-pascal": "scnet", "pf-willow": "bbox-kp", "spair": "bbox", "pairs": "img",
@@ -63,13 +61,7 @@ point of the test list lies inside."""
 WILLOW_FOLDERS = ("PF-dataset-WILLOW", "PF-dataset")
 """The archive's own folder is PF-dataset; the longer name tells it from PF-PASCAL."""
 
-WILLOW_CLASSES, WILLOW_IMAGES, WILLOW_KEYPOINTS = 10, 10, 10
-
 SPAIR_SPLITS = ("trn", "val", "test")
-
-SPAIR_FIELDS = (
-    "src_imname", "trg_imname", "category", "src_kps", "trg_kps", "src_bndbox", "trg_bndbox",
-)  # fmt: skip
 
 SPAIR_TOLERANCE = 1.0
 """Pixels a keypoint may lie outside: the annotation tool names the last pixel W or W - 1."""
@@ -100,20 +92,19 @@ def load_benchmark(
     `images`.
     """
     data = Path(data)
-    if name not in NAMES:
-        raise ValueError(f"unknown benchmark {name!r}; choose from {', '.join(NAMES)}")
+    if name not in RULES:
+        raise ValueError(f"unknown benchmark {name!r}; choose from {', '.join(RULES)}")
     if name == "spair":
-        return Benchmark(name, split, load_spair(data, split))
-    if name == "pf-pascal" and split in ("val", "train"):
-        validation, training = development_pairs(data)
-        return Benchmark(name, split, validation if split == "val" else training)
-    if split != "test":
+        pairs = load_spair(data, split)
+    elif name == "pf-pascal" and split in ("val", "train"):
+        pairs = development_pairs(data)[split == "train"]
+    elif split != "test":
         raise ValueError(f"{name} has no split {split!r}; leave --split out")
-    if name == "pf-pascal":
-        return Benchmark(name, split, load_pf_pascal(data))
-    if name == "pf-willow":
-        return Benchmark(name, split, load_pf_willow(data))
-    return Benchmark(name, split, load_pairs(_list(data), images))
+    elif name == "pairs":
+        pairs = load_pairs(_list(data), images)
+    else:
+        pairs = load_pf_pascal(data) if name == "pf-pascal" else load_pf_willow(data)
+    return Benchmark(name, split, pairs)
 
 
 def _list(data: Path) -> Path:
@@ -128,22 +119,16 @@ def _list(data: Path) -> Path:
 
 def class_name(index: str) -> str:
     """VOC's class number "1".."20" -> its name."""
-    if index not in map(str, range(1, len(VOC_CLASSES) + 1)):
-        raise ValueError(
-            f"unknown class {index!r}; PF-PASCAL's classes are 1 to {len(VOC_CLASSES)}"
-        )
-    return VOC_CLASSES[int(index) - 1]
+    names = {str(number): name for number, name in enumerate(VOC_CLASSES, start=1)}
+    if index not in names:
+        raise ValueError(f"unknown class {index!r}; PF-PASCAL's classes are 1 to {len(names)}")
+    return names[index]
 
 
 def load_list(root: str | Path, name: str) -> list[Pair]:
     """The pairs of image_pairs/<name>, a list that carries its keypoints."""
-    return load_pairs(
-        Path(root) / "image_pairs" / name,
-        root,
-        first_pixel=1,
-        tolerance=PASCAL_TOLERANCE,
-        category=class_name,
-    )
+    path = Path(root) / "image_pairs" / name
+    return load_pairs(path, root, first_pixel=1, tolerance=PASCAL_TOLERANCE, category=class_name)
 
 
 def load_pf_pascal(root: str | Path) -> list[Pair]:
@@ -169,7 +154,7 @@ def development_pairs(root: str | Path) -> tuple[list[Pair], list[Pair]]:
 
     def listed(split: str) -> list[Pair]:
         if (root / PASCAL_FOLDER / "Annotations").is_dir():
-            return annotated_pairs(root, f"{split}_pairs.csv", drop_mirrored=True)
+            return annotated_pairs(root, f"{split}_pairs.csv")
         rebuilt = load_list(root, f"{split}_pairs_rebuilt_keypoints.csv")
         return [pair for pair in rebuilt if pair.category != "person"]
 
@@ -179,32 +164,24 @@ def development_pairs(root: str | Path) -> tuple[list[Pair], list[Pair]]:
     return clean(listed("val")), clean(listed("train"))
 
 
-def annotated_pairs(root: str | Path, name: str, *, drop_mirrored: bool = False) -> list[Pair]:
+def annotated_pairs(root: Path, name: str) -> list[Pair]:
     """Pairs of image_pairs/<name> with keypoints and boxes from the per-image annotations.
 
     For the public training and validation lists, which carry no keypoints. The training list
-    repeats its pairs mirrored (flip = 1); those have no image files, so they raise ValueError
-    unless `drop_mirrored` leaves them out on purpose.
+    repeats its pairs mirrored; those have no image files and are left out.
     """
-    root = Path(root)
     path = root / "image_pairs" / name
     pairs = []
     for where, row in list_rows(path, ("source_image", "target_image", "class")):
-        if row.get("flip", "0").strip() not in ("", "0"):
-            if drop_mirrored:
-                continue
-            raise ValueError(f"{where}: a mirrored pair; pass drop_mirrored=True to leave them out")
-        try:
+        if is_mirrored(row):
+            continue
+        image0, image1 = root / row["source_image"], root / row["target_image"]
+        with located(where):
             category = class_name(row["class"].strip())
-            image0, image1 = root / row["source_image"], root / row["target_image"]
             points0, box0 = read_annotation(root / PASCAL_FOLDER, category, image0.stem)
             points1, box1 = read_annotation(root / PASCAL_FOLDER, category, image1.stem)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        boxes = (box0, box1)
-        pairs.append(
-            make_pair(image0, image1, category, points0, points1, PASCAL_TOLERANCE, where, boxes)
-        )
+        places = (points0, points1, PASCAL_TOLERANCE)
+        pairs.append(make_pair(image0, image1, category, *places, where, (box0, box1)))
     if not pairs:
         raise ValueError(f"{path}: the list holds no pairs")
     return pairs
@@ -247,16 +224,13 @@ def load_pf_willow(root: str | Path) -> list[Pair]:
     if not places:
         raise ValueError(f"no PF-WILLOW under {root} (looked for {' or '.join(WILLOW_FOLDERS)})")
     classes = sorted(path for path in places[0].iterdir() if any(path.glob("*.mat")))
-    if len(classes) != WILLOW_CLASSES:
-        what = f"{places[0]} has {len(classes)} sub-classes"
-        raise ValueError(f"{what} of {WILLOW_CLASSES}; fetch it again")
+    if len(classes) != 10:
+        raise ValueError(f"{places[0]} has {len(classes)} sub-classes of 10; fetch it again")
     pairs = []
     for subclass in classes:
         files = sorted(subclass.glob("*.mat"))
-        if len(files) != WILLOW_IMAGES:
-            raise ValueError(
-                f"{subclass} has {len(files)} .mat files of {WILLOW_IMAGES}; fetch again"
-            )
+        if len(files) != 10:
+            raise ValueError(f"{subclass} has {len(files)} .mat files of 10; fetch it again")
         points = {path: read_points(path) for path in files}
         for one, two in permutations(files, 2):
             images, where = (one.with_suffix(".png"), two.with_suffix(".png")), f"{one}, {two.name}"
@@ -267,8 +241,8 @@ def load_pf_willow(root: str | Path) -> list[Pair]:
 def read_points(path: Path) -> Tensor:
     """(10, 2) pixels counted from 0 of one of PF-WILLOW's annotation files."""
     (points,) = _read_mat(path, "pts_coord")
-    if points.shape != (2, WILLOW_KEYPOINTS) or not np.isfinite(points).all():
-        what = f"2 x {WILLOW_KEYPOINTS} numbers, not {points.shape}"
+    if points.shape != (2, 10) or not np.isfinite(points).all():
+        what = f"2 x 10 numbers, not {points.shape}"
         raise ValueError(f"{path}: pts_coord must be {what}; fetch the file again")
     return torch.from_numpy(points.T - 1.0).float()
 
@@ -293,66 +267,63 @@ def read_pair(path: Path, images: Path) -> Pair:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
-    missing = [field for field in SPAIR_FIELDS if field not in content]
+    sides = ("src", "trg")
+    wanted = [f"{side}_{what}" for what in ("imname", "kps", "bndbox") for side in sides]
+    missing = [field for field in (*wanted, "category") if field not in content]
     if missing:
         raise ValueError(f"{path}: no {', '.join(missing)}; fetch SPair-71k again")
     category = str(content["category"])
     if not (images / category).is_dir():
         raise ValueError(f"{path}: unknown category {category!r}, there is no {images / category}")
-    points0, points1 = (_numbers(content[f], (-1, 2), path, f) for f in ("src_kps", "trg_kps"))
+    with located(str(path)):
+        points0, points1 = (_numbers(content, f"{side}_kps", (-1, 2)) for side in sides)
+        box0, box1 = (_numbers(content, f"{side}_bndbox", (4,)) for side in sides)
     for points in (points0, points1):
         points[(points == -1).all(-1)] = torch.nan
-    box0, box1 = (_numbers(content[f], (4,), path, f) for f in ("src_bndbox", "trg_bndbox"))
-    image0, image1 = (images / category / str(content[f]) for f in ("src_imname", "trg_imname"))
+    image0, image1 = (images / category / str(content[f"{side}_imname"]) for side in sides)
     boxes = (box0, box1)
     return make_pair(image0, image1, category, points0, points1, SPAIR_TOLERANCE, str(path), boxes)
 
 
-def _numbers(value: object, shape: tuple[int, ...], path: Path, field: str) -> Tensor:
+def _numbers(content: dict[str, Any], field: str, shape: tuple[int, ...]) -> Tensor:
     try:
-        numbers = torch.tensor(value, dtype=torch.float32).reshape(shape)
+        numbers = torch.tensor(content[field], dtype=torch.float32).reshape(shape)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{path}: {field} is malformed ({error})") from error
+        raise ValueError(f"{field} is malformed ({error})") from error
     if not bool(numbers.isfinite().all()):
-        raise ValueError(f"{path}: {field} holds a number that is not finite")
+        raise ValueError(f"{field} holds a number that is not finite")
     return numbers
 
 
-# The control that knows where, not what: image 1 is shifted.
+# The control that knows where, not what: image 1 is moved right by a share of its width, 45/224.
 
 
-def shifted_target(
-    image: Tensor, points: Tensor, pixels_of_224: float = 45
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Control: image (..., H, W) and its points (N, 2) moved right by 45/224 of the width.
-
-    Returns the image, the points and a mask (N,) of those still inside it. The shift is rounded
-    to whole pixels, so content is copied, not blurred; the gap mirrors what lay at the left edge.
-    """
-    width = image.shape[-1]
-    shift = round(pixels_of_224 / SCNET_SIDE * width)
-    if not 0 <= shift <= width:
+def _shift(width: int, pixels_of_224: float) -> int:
+    """Whole pixels, so that content is copied, not blurred."""
+    if not 0 <= pixels_of_224 <= SCNET_SIDE:
         raise ValueError(f"a shift of {pixels_of_224} of 224 pixels leaves the image; use 0 to 224")
-    columns = torch.arange(width, device=image.device) - shift
-    columns = torch.where(columns < 0, -1 - columns, columns)
-    moved = points + points.new_tensor([float(shift), 0.0])
-    return image[..., columns], moved, moved[:, 0] <= width - 0.5
+    return round(pixels_of_224 / SCNET_SIDE * width)
+
+
+def shifted_image(image: Tensor, pixels_of_224: float) -> Tensor:
+    """Control: image (..., H, W) moved right; the gap mirrors what lay at the left edge."""
+    columns = torch.arange(image.shape[-1], device=image.device)
+    columns = columns - _shift(len(columns), pixels_of_224)
+    return image[..., torch.where(columns < 0, -1 - columns, columns)]
 
 
 def shifted(pair: Pair, pixels_of_224: float) -> Pair | None:
-    """Control: the pair with image 1 shifted (see `shifted_target`); None if no point stays in it.
+    """Control: the pair with image 1 shifted; None if no point stays in it.
 
     Points that leave the image are no longer visible.
     """
-    blank = torch.zeros(1, *pair.size1)
-    _, points1, inside = shifted_target(blank, pair.points1, pixels_of_224)
-    visible = pair.visible & inside
-    if not bool(visible.any()):
-        return None
-    box1 = pair.box1
-    if box1 is not None:
-        box1 = shifted_target(blank, box1.reshape(2, 2), pixels_of_224)[1].flatten()
-    return replace(pair, points1=points1, visible=visible, box1=box1)
+    width = pair.size1[1]
+    by = torch.tensor([float(_shift(width, pixels_of_224)), 0.0])
+    points1 = pair.points1 + by
+    visible = pair.visible & (points1[:, 0] <= width - 0.5)
+    box1 = None if pair.box1 is None else pair.box1 + by.repeat(2)
+    moved = replace(pair, points1=points1, visible=visible, box1=box1)
+    return moved if bool(visible.any()) else None
 
 
 def shifted_boxes(boxes: Tensor, *, size: tuple[int, int], pixels_of_224: float) -> Tensor:
@@ -360,8 +331,7 @@ def shifted_boxes(boxes: Tensor, *, size: tuple[int, int], pixels_of_224: float)
 
     A box of which less than half its width stays inside is left out.
     """
-    nothing = torch.zeros(1, *size)
-    moved = shifted_target(nothing, boxes.reshape(-1, 2), pixels_of_224)[1].reshape(-1, 4)
+    moved = boxes + boxes.new_tensor([_shift(size[1], pixels_of_224), 0] * 2)
     cut = moved.minimum(moved.new_tensor([size[1] - 1.0, float("inf")] * 2))
     width, left = moved[:, 2] - moved[:, 0] + 1, cut[:, 2] - moved[:, 0] + 1
     return cut[2 * left >= width]

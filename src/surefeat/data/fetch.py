@@ -1,4 +1,4 @@
-"""Fetch public data sets: checked, and unpacked without trusting the archive's paths.
+"""Fetch public data sets: whole, and unpacked without trusting the archive's paths.
 
 Nothing is fetched at import or behind the user's back; only `get` does it.
 """
@@ -12,71 +12,50 @@ import tarfile
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-
-from surefeat.core.files import file_hash, write_text
 
 _LOG = logging.getLogger(__name__)
 
 _TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True)
-class Source:
-    """One public archive."""
-
-    url: str
-    archive: str
-    """File name under the user's folder; a copy put there by hand is used as it is."""
-    what: str
-    sha256: str | None = None
-    """None: not known to us. Then the first copy's own sum is stored beside it and kept to."""
-
-
 _PROPOSAL_FLOW = "https://www.di.ens.fr/willow/research/proposalflow/dataset"
 
 SOURCES = {
-    "pf-willow": Source(
-        f"{_PROPOSAL_FLOW}/PF-dataset.zip", "PF-dataset.zip", "10 sub-classes x 10 images"
-    ),
-    "pf-pascal": Source(
+    "pf-willow": (f"{_PROPOSAL_FLOW}/PF-dataset.zip", "10 sub-classes x 10 images"),
+    "pf-pascal": (
         f"{_PROPOSAL_FLOW}/PF-dataset-PASCAL.zip",
-        "PF-dataset-PASCAL.zip",
         "images and keypoints; the public pair lists (image_pairs/*.csv) come with NC-Net's code",
     ),
-    "spair": Source(
+    "spair": (
         "https://cvlab.postech.ac.kr/research/SPair-71k/data/SPair-71k.tar.gz",
-        "SPair-71k.tar.gz",
         "70,958 pairs of 18 categories",
     ),
-    "pascal3d": Source(
+    "pascal3d": (
         "ftp://cs.stanford.edu/cs/cvgl/PASCAL3D+_release1.1.zip",
-        "PASCAL3D+_release1.1.zip",
         "PASCAL3D+ 1.1: boxes, poses and keypoints of 12 rigid classes",
     ),
 }
+"""Address of the archive and what is in it."""
 
 
-def get(name: str, folder: str | Path, *, say: Callable[[str], object] = _LOG.info) -> Path:
+def get(name: str, folder: str | Path) -> Path:
     """Fetch a data set and unpack it into FOLDER/NAME, which is returned; it is not done twice.
 
-    ConnectionError: it cannot be fetched; ValueError: what came is not what it should be. `say`
-    gets the messages, by default the log.
+    A copy of the archive put into FOLDER by hand is used as it is. ConnectionError: it cannot be
+    fetched; ValueError: what came is not what it should be.
     """
     if name not in SOURCES:
         raise ValueError(f"unknown data set {name!r}; there are {', '.join(sorted(SOURCES))}")
-    source, folder = SOURCES[name], Path(folder)
-    target, archive = folder / name, folder / source.archive
+    (url, what), folder = SOURCES[name], Path(folder)
+    target, archive = folder / name, folder / url.rpartition("/")[2]
     if target.is_dir():
         return target
     folder.mkdir(parents=True, exist_ok=True)
     if not archive.exists():
-        say(f"{source.url}: {source.what}")
-        _download(source.url, archive)
-    _check(archive, source, say)
+        _LOG.info("%s: %s", url, what)
+        _download(url, archive)
     _unpack(archive, target)
     return target
 
@@ -95,20 +74,6 @@ def _download(url: str, archive: Path) -> None:
         fix = f"run again, or put a copy at {archive}"
         raise ConnectionError(f"cannot fetch {url} ({error}); {fix}") from error
     part.replace(archive)
-
-
-def _check(archive: Path, source: Source, say: Callable[[str], object]) -> None:
-    """Compare with the known sum, or with the one stored beside the archive at its first use."""
-    stored, actual = archive.with_name(f"{archive.name}.sha256"), file_hash(archive)
-    known = source.sha256 or (stored.read_text().split()[0] if stored.exists() else None)
-    if known is None:
-        write_text(stored, f"{actual}  {archive.name}\n")
-        say(f"{archive.name}: no published checksum; its sha256 {actual} is kept in {stored}")
-    elif actual != known:
-        raise ValueError(
-            f"{archive} has sha256 {actual}, expected {known}; remove it (and {stored.name}) and "
-            "run again, or put a good copy there"
-        )
 
 
 def _unpack(archive: Path, target: Path) -> None:

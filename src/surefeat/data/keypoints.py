@@ -264,9 +264,9 @@ PASCAL3D_CLASSES = (
 
 _LISTS = ("PASCAL/VOCdevkit/VOC2012/ImageSets/Main", "ImageSets/Main", "Image_sets")
 
-_PHOTOS = ("Images/{0}_pascal", "PASCAL/VOCdevkit/VOC2012/JPEGImages", "JPEGImages")
+_NOWHERE = (torch.nan, torch.nan)
 
-_VISIBLE = 1
+_PHOTOS = ("Images/{0}_pascal", "PASCAL/VOCdevkit/VOC2012/JPEGImages", "JPEGImages")
 
 
 def load_pascal3d(
@@ -289,102 +289,73 @@ def load_pascal3d(
     )
 
 
-@dataclass(frozen=True)
-class _Record:
-    """An object as the .mat file has it, counted from 0."""
-
-    image: str
-    kind: str
-    box: tuple[float, ...]
-    places: dict[str, tuple[float, float] | None]
-    """Every keypoint that was asked for; None where it is not visible."""
-
-
 def _read_release(root: Path, split: str, images: str | Path | None) -> KeypointSet:
-    folders = {kind: root / "Annotations" / f"{kind}_pascal" for kind in PASCAL3D_CLASSES}
-    kinds = [kind for kind in PASCAL3D_CLASSES if folders[kind].is_dir()]
-    if not kinds:
-        raise FileNotFoundError(f"{root}/Annotations has no folder such as car_pascal; fetch it")
-    wanted = _names(root, split)
-    records = {
-        kind: [r for path in sorted(folders[kind].glob("*.mat")) for r in _read_mat(path, kind)]
-        for kind in kinds
-    }
-    # Named by the objects of both splits, so that the two have the same channels.
-    categories = tuple(
-        make_category(kind, sorted({name for record in records[kind] for name in record.places}))
-        for kind in kinds
-    )
-    objects = tuple(
-        _labelled_record(record, number, categories[number], _photo(record, root, images))
-        for number, kind in enumerate(kinds)
-        for record in records[kind]
-        if record.image in wanted
-    )
+    lists = [root / folder / f"{split}.txt" for folder in _LISTS]
+    listed = [file.read_text() for file in lists if file.is_file()]
+    if not listed:
+        raise FileNotFoundError(f"there is no {lists[0]}; copy VOC 2012's there")
+    wanted = {line.split()[0] for line in listed[0].splitlines() if line.strip()}
+    categories: list[Category] = []
+    objects = []
+    for kind in PASCAL3D_CLASSES:
+        files = sorted((root / "Annotations" / f"{kind}_pascal").glob("*.mat"))
+        records = [(path.stem, *record) for path in files for record in _read_mat(path, kind)]
+        if not records:
+            continue
+        # Named by the objects of both splits, so that the two have the same channels.
+        names = sorted({name for _, _, places in records for name in places})
+        for image, box, places in records:
+            if image in wanted:
+                photo = _photo(image, kind, root, images)
+                points = torch.tensor([places.get(name, _NOWHERE) for name in names])
+                seen, size = points.isfinite().all(-1), image_size(photo)
+                about = (Place(str(photo)), photo.name, len(categories), torch.tensor(box))
+                objects.append(Labelled(*about, points, seen, size))
+        categories.append(make_category(kind, names))
     if not objects:
-        raise ValueError(f"{root} has no annotated object in the list of {split}")
-    return KeypointSet(categories, objects)
+        raise ValueError(f"{root} has no annotated object in the list of {split}; fetch it again")
+    return KeypointSet(tuple(categories), tuple(objects))
 
 
-def _names(root: Path, split: str) -> set[str]:
-    """The images of a split: VOC's list, the name first in each line."""
-    for folder in _LISTS:
-        path = root / folder / f"{split}.txt"
-        if path.is_file():
-            return {line.split()[0] for line in path.read_text().splitlines() if line.strip()}
-    raise FileNotFoundError(f"there is no {root / _LISTS[0] / split}.txt; copy VOC 2012's there")
+def _read_mat(path: Path, kind: str) -> list[tuple[list[float], dict[str, tuple[float, float]]]]:
+    """Box and keypoints, counted from 0, of every annotated object of the folder's class.
 
-
-def _read_mat(path: Path, kind: str) -> list[_Record]:
-    """The annotated objects of the folder's class; a file lists those of other classes too."""
+    A file lists objects of other classes too. Keypoints that are not visible are nowhere.
+    """
     from scipy.io import loadmat
 
     try:
         content = loadmat(path, squeeze_me=True, struct_as_record=False)
         return [
-            _Record(path.stem, kind, _box(thing), _places(thing.anchors))
+            (_box(thing), {name: _place(getattr(thing.anchors, name)) for name in names})
             for thing in np.atleast_1d(content["record"].objects)
             # Without keypoints the field is an empty array.
-            if getattr(thing, "class") == kind and hasattr(thing.anchors, "_fieldnames")
+            if getattr(thing, "class") == kind
+            and (names := getattr(thing.anchors, "_fieldnames", None)) is not None
         ]
     except Exception as error:  # scipy raises nearly anything for a damaged file
         raise ValueError(f"{path}: not a PASCAL3D+ record ({error!r}); fetch it again") from error
 
 
-def _box(thing: Any) -> tuple[float, ...]:
-    box = tuple(float(value) - 1 for value in np.ravel(thing.bbox))
+def _box(thing: Any) -> list[float]:
+    box = [float(value) - 1 for value in np.ravel(thing.bbox)]
     if len(box) != 4:
         raise ValueError(f"a bbox has {len(box)} numbers, not 4")
     return box
 
 
-def _places(anchors: Any) -> dict[str, tuple[float, float] | None]:
-    """Where every keypoint is; None unless it is visible."""
-    places: dict[str, tuple[float, float] | None] = {}
-    for name in anchors._fieldnames:
-        anchor = getattr(anchors, name)
-        places[str(name)] = None
-        if hasattr(anchor, "status") and int(anchor.status) == _VISIBLE:
-            x, y = (float(value) - 1 for value in np.ravel(anchor.location))
-            places[str(name)] = (x, y)
-    return places
+def _place(anchor: Any) -> tuple[float, float]:
+    if getattr(anchor, "status", None) != 1:  # 1: visible
+        return _NOWHERE
+    x, y = (float(value) - 1 for value in np.ravel(anchor.location))
+    return x, y
 
 
-def _labelled_record(record: _Record, number: int, category: Category, photo: Path) -> Labelled:
-    places = [record.places.get(name) for name in category.keypoints]
-    points = torch.tensor([place or (torch.nan, torch.nan) for place in places])
-    visible = torch.tensor([place is not None for place in places])
-    box, size = torch.tensor(record.box), image_size(photo)
-    return Labelled(Place(str(photo)), photo.name, number, box, points, visible, size)
-
-
-def _photo(record: _Record, root: Path, images: str | Path | None) -> Path:
-    own = [root / folder.format(record.kind) for folder in _PHOTOS]
-    folders = [Path(images)] if images else own
+def _photo(image: str, kind: str, root: Path, images: str | Path | None) -> Path:
+    folders = [Path(images)] if images else [root / folder.format(kind) for folder in _PHOTOS]
     for folder in folders:
         for ending in (".jpg", ".webp", ".png"):
-            if (folder / f"{record.image}{ending}").is_file():
-                return folder / f"{record.image}{ending}"
-    raise FileNotFoundError(
-        f"there is no photo {record.image}.jpg in {folders[0]}; pass its folder as images"
-    )
+            if (folder / f"{image}{ending}").is_file():
+                return folder / f"{image}{ending}"
+    fix = "pass its folder as images"
+    raise FileNotFoundError(f"there is no photo {image}.jpg in {folders[0]}; {fix}")

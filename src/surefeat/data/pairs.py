@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,38 +46,9 @@ class Pair:
     """(4,) inclusive object box in image 0, where the data set has one."""
     box1: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        count = self.points0.shape[0]
-        if self.points0.shape != (count, 2) or self.points1.shape != (count, 2):
-            raise ValueError(
-                f"{self.name}: points are {tuple(self.points0.shape)} and "
-                f"{tuple(self.points1.shape)}; pass two (N, 2) tensors of one length"
-            )
-        if self.visible.shape != (count,) or self.visible.dtype != torch.bool:
-            raise ValueError(f"{self.name}: visible must be a bool tensor of shape ({count},)")
-        if not bool(self.visible.any()):
-            raise ValueError(f"{self.name}: no keypoint is visible in both images; drop this pair")
-        both = torch.cat([self.points0[self.visible], self.points1[self.visible]])
-        if not bool(both.isfinite().all()):
-            raise ValueError(f"{self.name}: a visible keypoint has no finite position")
-
     def common(self) -> tuple[Tensor, Tensor]:
         """The keypoints visible in both images: (V, 2) and (V, 2) original pixels."""
         return self.points0[self.visible], self.points1[self.visible]
-
-
-def check_inside(points: Tensor, size: tuple[int, int], *, tolerance: float, where: str) -> None:
-    """ValueError if a point (N, 2) lies more than `tolerance` pixels outside the image's edges."""
-    height, width = size
-    edge = torch.tensor([width - 0.5, height - 0.5], dtype=points.dtype)
-    beyond = torch.maximum(-0.5 - points, points - edge).amax(-1)
-    if bool((beyond > tolerance).any()):
-        worst = int(beyond.nan_to_num(-1).argmax())
-        x, y = points[worst].tolist()
-        raise ValueError(
-            f"{where}: point {worst + 1} at ({x:g}, {y:g}), counted from 0, lies outside the image "
-            f"of {width} x {height} pixels; correct the list or use the images it was made for"
-        )
 
 
 def list_rows(path: Path, required: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -101,25 +73,21 @@ def list_rows(path: Path, required: tuple[str, ...]) -> Iterator[tuple[str, dict
             raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
 
 
-def parse_points(row: dict[str, str], x: str, y: str, *, first_pixel: int, where: str) -> Tensor:
+def parse_points(row: dict[str, str], x: str, y: str, *, first_pixel: int) -> Tensor:
     """Columns x and y of a row -> (N, 2) pixels counted from 0, NaN where missing."""
     numbers = []
     for column in (x, y):
         try:
             numbers.append([float(part) for part in row[column].split(";")])
         except ValueError:
-            raise ValueError(
-                f"{where}: {column} must be numbers separated by semicolons, not {row[column]!r}"
-            ) from None
+            wanted = "numbers separated by semicolons"
+            raise ValueError(f"{column} must be {wanted}, not {row[column]!r}") from None
     if len(numbers[0]) != len(numbers[1]):
-        raise ValueError(
-            f"{where}: {x} has {len(numbers[0])} numbers and {y} has {len(numbers[1])}"
-        )
+        raise ValueError(f"{x} has {len(numbers[0])} numbers and {y} has {len(numbers[1])}")
     points = torch.tensor(numbers, dtype=torch.float64).T
     if bool(points.isinf().any()):
-        raise ValueError(f"{where}: {x} or {y} holds an infinite number")
-    absent = points.isnan().any(-1) | (points == MISSING).all(-1)
-    points[absent] = torch.nan
+        raise ValueError(f"{x} or {y} holds an infinite number")
+    points[points.isnan().any(-1) | (points == MISSING).all(-1)] = torch.nan
     return (points - first_pixel).float()
 
 
@@ -142,18 +110,14 @@ def load_pairs(
     folder = path.parent if images is None else Path(images)
     pairs = []
     for where, row in list_rows(path, COLUMNS):
-        try:
+        with located(where):
             name = category(row["class"].strip())
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        if not name:
-            raise ValueError(f"{where}: the class is empty; name one")
-        if row.get("flip", "0").strip() not in ("", "0"):
-            raise ValueError(
-                f"{where}: mirrored pairs (flip=1) have no image files; remove the row"
-            )
-        points0 = parse_points(row, "XA", "YA", first_pixel=first_pixel, where=where)
-        points1 = parse_points(row, "XB", "YB", first_pixel=first_pixel, where=where)
+            if not name:
+                raise ValueError("the class is empty; name one")
+            if is_mirrored(row):
+                raise ValueError("mirrored pairs (flip=1) have no image files; remove the row")
+            points0 = parse_points(row, "XA", "YA", first_pixel=first_pixel)
+            points1 = parse_points(row, "XB", "YB", first_pixel=first_pixel)
         image0, image1 = folder / row["source_image"], folder / row["target_image"]
         pairs.append(make_pair(image0, image1, name, points0, points1, tolerance, where))
     if not pairs:
@@ -161,31 +125,54 @@ def load_pairs(
     return pairs
 
 
-def make_pair(
-    image0: Path,
-    image1: Path,
-    category: str,
-    points0: Tensor,
-    points1: Tensor,
-    tolerance: float,
-    where: str,
-    boxes: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> Pair:
-    """A checked Pair from two (N, 2) point lists, NaN where missing; errors begin with `where`."""
-    if len(points0) != len(points1):
-        raise ValueError(f"{where}: {len(points0)} points in image 0 and {len(points1)} in image 1")
-    for image in (image0, image1):
-        if not image.exists():
-            fix = "check the folder the list belongs to"
-            raise ValueError(f"{where}: there is no image {image}; {fix}")
+def is_mirrored(row: dict[str, str]) -> bool:
+    """Whether a row of PF-PASCAL's lists is of a pair turned left to right."""
+    return row.get("flip", "0").strip() not in ("", "0")
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Errors of what is done inside begin with the place they are about."""
     try:
-        size0, size1 = image_size(image0), image_size(image1)
+        yield
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    check_inside(points0, size0, tolerance=tolerance, where=f"{where}, image 0")
-    check_inside(points1, size1, tolerance=tolerance, where=f"{where}, image 1")
+        raise ValueError(f"{where}: {error}") from error
+
+
+def make_pair(
+    image0: Path, image1: Path, category: str, points0: Tensor, points1: Tensor, tolerance: float,
+    where: str, boxes: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Pair:  # fmt: skip
+    """A checked Pair from two (N, 2) point lists, NaN where missing; errors begin with `where`."""
+    with located(where):
+        if len(points0) != len(points1):
+            raise ValueError(f"{len(points0)} points in image 0 and {len(points1)} in image 1")
+        size0, size1 = _existing_size(image0), _existing_size(image1)
+    for number, (points, size) in enumerate(((points0, size0), (points1, size1))):
+        with located(f"{where}, image {number}"):
+            _check_inside(points, size, tolerance)
     visible = (points0.isfinite() & points1.isfinite()).all(-1)
     if not bool(visible.any()):
         raise ValueError(f"{where}: no keypoint is in both images; remove the pair")
     name = f"{category}/{image0.stem}-{image1.stem}"
     return Pair(image0, image1, category, points0, points1, visible, size0, size1, name, *boxes)
+
+
+def _existing_size(image: Path) -> tuple[int, int]:
+    if not image.exists():
+        raise ValueError(f"there is no image {image}; check the folder the list belongs to")
+    return image_size(image)
+
+
+def _check_inside(points: Tensor, size: tuple[int, int], tolerance: float) -> None:
+    """ValueError if a point (N, 2) lies more than `tolerance` pixels outside the image's edges."""
+    height, width = size
+    edge = torch.tensor([width - 0.5, height - 0.5], dtype=points.dtype)
+    beyond = torch.maximum(-0.5 - points, points - edge).amax(-1)
+    if bool((beyond > tolerance).any()):
+        worst = int(beyond.nan_to_num(-1).argmax())
+        x, y = points[worst].tolist()
+        raise ValueError(
+            f"point {worst + 1} at ({x:g}, {y:g}), counted from 0, lies outside the image of "
+            f"{width} x {height} pixels; correct the list or use the images it was made for"
+        )

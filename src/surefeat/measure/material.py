@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from surefeat.core.geometry import Frame, box_area, box_intersection, clip_boxes, fit_thin_plate
 from surefeat.core.image import load, resize
-from surefeat.data.benchmarks import Benchmark, shifted, shifted_boxes, shifted_target
+from surefeat.data.benchmarks import Benchmark, shifted, shifted_boxes, shifted_image
 from surefeat.data.pairs import Pair
 from surefeat.match.proposals import proposals_of
 from surefeat.measure.metrics import keypoint_box
@@ -182,7 +182,7 @@ def _picture(key: Key, protocol: Protocol) -> Tensor:
     path, variant = key
     pixels = load(path)
     if variant == "shifted":
-        pixels = shifted_target(pixels, torch.zeros(0, 2), protocol.shift)[0]
+        pixels = shifted_image(pixels, protocol.shift)
     largest = max(protocol.seen)
     return resize(pixels, size=(largest, largest))
 
