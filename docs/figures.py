@@ -28,13 +28,14 @@ from torch import Tensor
 
 import surefeat
 from conventions import conventions
+from results_page import TITLES
 from surefeat import viz
 from surefeat.core.geometry import box_area
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import read_coco
 from surefeat.match.proposals import propose
 from surefeat.measure.results import Score, read_result
-from surefeat.measure.tables import CONTROL, TITLES, published, read_fewshot, sizes_of
+from surefeat.measure.tables import CONTROL, published, sizes_of
 from surefeat.model.config import REGION_WEIGHTS
 from surefeat.show.objects import keypoints as object_keypoints
 from surefeat.show.results import region_figure
@@ -212,8 +213,10 @@ def regions() -> Figure:
 
 
 def fewshot() -> Figure:
-    results = read_fewshot(RESULTS / "pascal3d")
-    return fewshot_figure([result for result in results if result["row"] in FEWSHOT_ROWS])
+    every = map(read_result, sorted((RESULTS / "pascal3d").glob("pascal3d-val-*.json")))
+    results = [result for result in every if result["row"] in FEWSHOT_ROWS]
+    area = Score("pck area", rule="bbox", images="all")
+    return fewshot_figure(sorted(results, key=lambda result: -(area.of(result) or 0.0)))
 
 
 @rc_context(STYLE)

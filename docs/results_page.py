@@ -24,7 +24,6 @@ from surefeat.measure.tables import (
     CONTROL,
     PUBLISHED,
     ROUTES,
-    TITLES,
     Table,
     cell,
     control_columns,
@@ -41,6 +40,32 @@ RULES: dict[str, Convention] = {"pf-pascal": "scnet", "pf-willow": "bbox-kp"}
 """Of the matching benchmarks."""
 
 FLOW = pck_score("flow", "scnet")
+
+TITLES = {
+    "ours": "ours",
+    "ours@224+320": "ours, seen at 224 and 320 px",
+    "ours@224+320+448": "ours, seen at 224, 320 and 448 px",
+    "without-confidence": "ours w/o confidence",
+    "contrastive": "contrastive loss",
+    "gtbox": "ours, trained on true boxes",
+    "weakbox": "ours, trained on boxes found from labels",
+    "nonrigid": "ours, trained on all 20 classes",
+    "vgg16-ours": "ours, VGG16",
+    "paper-slow": "the paper's recipe with a slower trunk",
+    "paper-slow-without-confidence": "the same w/o confidence",
+    "paper-long": "the slower trunk, 6,000 steps instead of 2,000",
+    "paper-long-without-confidence": "the same, 6,000 steps, w/o confidence",
+    "paper-without-confidence": "the paper's recipe w/o confidence",
+    "res4d": "res4d, untrained",
+    "res4c": "res4c, untrained",
+    "res4c@224+320": "res4c, untrained, seen at 224 and 320 px",
+    "vgg16": "VGG16 pool4, untrained",
+    "resnet50-hc": "ResNet-50-HC, untrained",
+    "resnet50-dilated": "ResNet-50-dilated res5c, untrained",
+    "sift": "dense SIFT",
+    "hog": "HOG",
+}
+"""Rows as tables and figures call them, in their order; others by their own names."""
 
 
 def read(name: str) -> dict[str, Any] | None:

@@ -11,7 +11,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from figures import FIGURES, RESULTS, accuracy_over_time, main
-from surefeat.measure.tables import TITLES, read_fewshot, sizes_of
+from results_page import TITLES
+from surefeat.measure.results import read_result
+from surefeat.measure.tables import sizes_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -86,7 +88,7 @@ def test_figures_are_drawn_from_the_stored_results(
 
 
 def test_the_curve_of_a_row_has_the_values_of_its_result() -> None:
-    (result,) = (each for each in read_fewshot(RESULTS / "pascal3d") if each["row"] == "ours")
+    result = read_result(RESULTS / "pascal3d" / "pascal3d-val-ours.json")
     lines = {line.get_label(): line for line in FIGURES["fewshot"]().axes[1].get_lines()}
     curve = lines[TITLES.get("ours", "ours")]
     shown = [result["metrics"][f"pck@0.1 bbox, {size} per class"] for size in sizes_of(result)]

@@ -84,17 +84,10 @@ def evaluate_row(
 
 def settings_of(row: Row, material: Material) -> dict[str, Any]:
     """Everything that decides a row's numbers, for the result file."""
+    names = ("lower", "descriptor_weight", "lower_weight", "region_weights", "mean_weights",
+             "unit", "confidence")  # fmt: skip
     return {
-        "row": {
-            "lower": row.lower,
-            "descriptor_weight": row.descriptor_weight,
-            "lower_weight": row.lower_weight,
-            "region_weights": row.region_weights,
-            "mean_weights": row.mean_weights,
-            "unit": row.unit,
-            "confidence": row.confidence,
-            **row.settings,
-        },
+        "row": {name: getattr(row, name) for name in names} | {**row.settings},
         "protocol": asdict(material.protocol),
         "sd_filter": asdict(DEFAULTS),
     }

@@ -196,14 +196,9 @@ class FeatureStore:
     """The features of one row; the batches used longest ago make room for new ones."""
 
     def __init__(
-        self,
-        row: Row,
-        pictures: Mapping[Key, Tensor],
-        protocol: Protocol,
-        *,
-        device: torch.device,
-        limit: int,
-    ) -> None:
+        self, row: Row, pictures: Mapping[Key, Tensor], protocol: Protocol, *,
+        device: torch.device, limit: int,
+    ) -> None:  # fmt: skip
         """`limit`: bytes of features kept at once."""
         self._row, self._pictures, self._protocol = row, pictures, protocol
         self._device, self._limit = device, limit
@@ -226,7 +221,8 @@ class FeatureStore:
         images = torch.stack([self._pictures[key] for key in group]).to(self._device)
         features = seen_at(self._row, images, self._protocol)
         self._kept[number] = dict(zip(group, features, strict=True))
-        self._bytes[number] = _bytes(features)
+        tensors = (t for one in features for t in (one.descriptors, one.uncertainty, one.lower))
+        self._bytes[number] = sum(tensor.nbytes for tensor in tensors)
         while len(self._kept) > 1 and sum(self._bytes[n] for n in self._kept) > self._limit:
             self._kept.popitem(last=False)
 
@@ -237,13 +233,6 @@ def seen_at(row: Row, images: Tensor, protocol: Protocol) -> list[Features]:
     joined = [join_scales(parts) for parts in zip(*by_input, strict=True)]
     side = (protocol.side, protocol.side)
     return [replace(one, frame=Frame(side, one.frame.network)) for one in joined]
-
-
-def _bytes(features: list[Features]) -> int:
-    """Memory behind features, which may be parts of common tensors."""
-    tensors = (t for one in features for t in (one.descriptors, one.uncertainty, one.lower))
-    storages = (tensor.untyped_storage() for tensor in tensors)
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def memory_for_features(device: torch.device) -> int:

@@ -87,13 +87,9 @@ class Row:
 
 
 def as_features(
-    maps: Tensor,
-    *,
-    side: int,
-    uncertainty: Tensor | None = None,
-    lower: Tensor | None = None,
+    maps: Tensor, *, side: int, uncertainty: Tensor | None = None, lower: Tensor | None = None,
     unit: bool = True,
-) -> list[Features]:
+) -> list[Features]:  # fmt: skip
     """Maps (B, C, h, w) of square images of `side` pixels -> Features, unit length along C.
 
     Without uncertainty (B, h, w) it is 1 everywhere; without a lower layer (B, D, h', w') the
@@ -103,9 +99,8 @@ def as_features(
     sigma = torch.ones_like(maps[:, 0]) if uncertainty is None else uncertainty.float()
     below = maps if lower is None else F.normalize(lower.float(), dim=1)
     frame = Frame(original=(side, side), network=(side, side))
-    stride = side // maps.shape[-1]
     parts = zip(maps, sigma, below, strict=True)
-    return [Features(*one, frame, stride) for one in parts]
+    return [Features(*one, frame, side // maps.shape[-1]) for one in parts]
 
 
 def untrained_row(
@@ -150,13 +145,9 @@ def _scaled(maps: Tensor, *, unit: bool) -> Tensor:
 
 
 def model_row(
-    name: str,
-    source: str | Path | None,
-    *,
-    device: torch.device,
-    lower: str | None = None,
+    name: str, source: str | Path | None, *, device: torch.device, lower: str | None = None,
     layer_weights: tuple[float, float] = (1.0, 1.0),
-) -> Row:
+) -> Row:  # fmt: skip
     """A trained model (a run or model folder; None: the one that ships), lower layer included.
 
     lower: another layer than the model's own choice.
@@ -166,9 +157,8 @@ def model_row(
 
     def extract(images: Tensor) -> list[Features]:
         maps, lower = model.forward_with_lower(images.float() / 255)
-        return as_features(
-            maps.descriptors, side=images.shape[-1], uncertainty=maps.uncertainty, lower=lower
-        )
+        sigma = maps.uncertainty
+        return as_features(maps.descriptors, side=images.shape[-1], uncertainty=sigma, lower=lower)
 
     def layers(images: Tensor) -> Sequence[Tensor]:
         maps, lower = model.forward_with_lower(images.float() / 255)
@@ -215,13 +205,9 @@ _PROBES = {"resnet50": "layer1.0.conv1.weight", "vgg16": "features.0.weight"}
 
 
 def imagenet_row(
-    name: str,
-    which: ImageNetLayers,
-    *,
-    init: Sequence[str | Path],
-    device: torch.device,
+    name: str, which: ImageNetLayers, *, init: Sequence[str | Path], device: torch.device,
     unit: bool = True,
-) -> Row:
+) -> Row:  # fmt: skip
     """Layers of an ImageNet network as they are; with `unit` each of them counts the same."""
     trunk, digest = imagenet_trunk(which.trunk, init, device=device, dilated=which.dilated)
 
@@ -283,19 +269,7 @@ HOG_BLOCK, HOG_ANGLES = 3, 9
 """A HOG descriptor is 3 x 3 cells around its own, 9 orientations each."""
 
 
-def sift_row(name: str = "sift") -> Row:
-    """SIFT at every cell centre, upright, one scale."""
-    settings = {"cell": CELL, "size": SIFT_SIZE}
-    return untrained_row(name, lambda images: [_describe(images, _sift)], settings=settings)
-
-
-def hog_row(name: str = "hog") -> Row:
-    """HOG of every cell with its eight neighbours."""
-    settings = {"cell": CELL, "block": HOG_BLOCK, "orientations": HOG_ANGLES}
-    return untrained_row(name, lambda images: [_describe(images, _hog)], settings=settings)
-
-
-def _describe(images: Tensor, describe: Callable[[Any], Any]) -> Tensor:
+def _describe(images: Tensor, describe: Describe) -> Tensor:
     """(B, 3, S, S) uint8 -> (B, C, h, w); the mirrored border of a cell keeps maps complete."""
     if images.shape[-1] % CELL or images.shape[-2] % CELL:
         raise ValueError(f"sides must be multiples of {CELL} px, not {tuple(images.shape[-2:])}")
@@ -330,16 +304,20 @@ def _hog(image: NDArray[np.uint8]) -> NDArray[np.float32]:
     except ImportError as error:
         raise ImportError("the hog row needs scikit-image: pip install 'surefeat[eval]'") from error
     blocks = hog(
-        image,
-        orientations=HOG_ANGLES,
-        pixels_per_cell=(CELL, CELL),
-        cells_per_block=(HOG_BLOCK, HOG_BLOCK),
-        feature_vector=False,
-    )
+        image, orientations=HOG_ANGLES, pixels_per_cell=(CELL, CELL),
+        cells_per_block=(HOG_BLOCK, HOG_BLOCK), feature_vector=False,
+    )  # fmt: skip
     return blocks.reshape(*blocks.shape[:2], -1).astype("float32")  # type: ignore[no-any-return]
 
 
-WITHOUT_LEARNING: dict[str, Callable[[str], Row]] = {"sift": sift_row, "hog": hog_row}
+Describe = Callable[[Any], Any]
+"""A grey image with a border of CELL pixels -> descriptors (H / CELL, W / CELL, C)."""
+
+WITHOUT_LEARNING: dict[str, tuple[Describe, dict[str, float]]] = {
+    "sift": (_sift, {"cell": CELL, "size": SIFT_SIZE}),
+    "hog": (_hog, {"cell": CELL, "block": HOG_BLOCK, "orientations": HOG_ANGLES}),
+}
+"""SIFT at every cell centre, upright, one scale; HOG of every cell with its eight neighbours."""
 
 
 def build_row(
@@ -363,6 +341,7 @@ def build_row(
     if name in UNTRAINED:
         return imagenet_row(name, UNTRAINED[name], init=init, device=device, unit=not raw)
     if name in WITHOUT_LEARNING:
-        return WITHOUT_LEARNING[name](name)
+        describe, settings = WITHOUT_LEARNING[name]
+        return untrained_row(name, lambda images: [_describe(images, describe)], settings=settings)
     known = ", ".join([*UNTRAINED, *WITHOUT_LEARNING])
     raise ValueError(f"unknown row {name!r}; choose ours, {known}, or NAME=FOLDER for a model")

@@ -17,32 +17,6 @@ from surefeat.measure.results import CONTROL, Difference, Result, Score, pck_sco
 
 Table = list[list[str]]
 
-TITLES = {
-    "ours": "ours",
-    "ours@224+320": "ours, seen at 224 and 320 px",
-    "ours@224+320+448": "ours, seen at 224, 320 and 448 px",
-    "without-confidence": "ours w/o confidence",
-    "contrastive": "contrastive loss",
-    "gtbox": "ours, trained on true boxes",
-    "weakbox": "ours, trained on boxes found from labels",
-    "nonrigid": "ours, trained on all 20 classes",
-    "vgg16-ours": "ours, VGG16",
-    "paper-slow": "the paper's recipe with a slower trunk",
-    "paper-slow-without-confidence": "the same w/o confidence",
-    "paper-long": "the slower trunk, 6,000 steps instead of 2,000",
-    "paper-long-without-confidence": "the same, 6,000 steps, w/o confidence",
-    "paper-without-confidence": "the paper's recipe w/o confidence",
-    "res4d": "res4d, untrained",
-    "res4c": "res4c, untrained",
-    "res4c@224+320": "res4c, untrained, seen at 224 and 320 px",
-    "vgg16": "VGG16 pool4, untrained",
-    "resnet50-hc": "ResNet-50-HC, untrained",
-    "resnet50-dilated": "ResNet-50-dilated res5c, untrained",
-    "sift": "dense SIFT",
-    "hog": "HOG",
-}
-"""Rows as tables and figures call them, in their order; others by their own names."""
-
 ROUTES = {
     "voting": "voting", "nearest": "nearest neighbour", "mean-flow": "regions by means",
     "flow": "regions, flow", "location": "location (control)",
@@ -68,13 +42,9 @@ _FLOW = pck_score("flow", "scnet")
 _IMG = Score("pck", alpha=0.1, rule="img")
 
 PUBLISHED = (
-    Published("Thewlis et al.", "pf-pascal", _FLOW, 14.4),
-    Published("AnchorNet", "pf-pascal", _FLOW, 56.3),
     Published("Ours w/o conf.", "pf-pascal", _FLOW, 60.6, "without-confidence"),
     Published("VGG16", "pf-pascal", _FLOW, 62.3, "vgg16"),
-    Published("gCNN", "pf-pascal", Score("pck", alpha=0.1, rule="scnet"), 62.6),
     Published("ResNet-50-HC", "pf-pascal", _FLOW, 64.0, "resnet50-hc"),
-    Published("SCNet-A (supervised)", "pf-pascal", _FLOW, 66.3),
     Published("Ours", "pf-pascal", _FLOW, 66.5, "ours"),
     Published("Hyperpixel Flow, ResNet-50", "pf-pascal", _IMG, 83.4, source="Min et al. 2019"),
     Published("DINOv2", "pf-pascal", _IMG, 82.6, source="zero-shot, as later papers print it"),
@@ -269,18 +239,6 @@ def difference_table(differences: Sequence[Difference], names: tuple[str, str]) 
             f"{shown(one.low)} to {shown(one.high)}", f"{one.chance:.3f}", str(one.pairs),
         ])  # fmt: skip
     return lines
-
-
-def read_fewshot(folder: Path, *, split: str = "val") -> list[Result]:
-    """The few-shot results of a split in a folder, by falling PCK area of their largest round."""
-    paths = sorted(folder.glob(f"pascal3d-{split}-*.json"))
-    results = [result for result in map(read_result, paths) if result["split"] == split]
-    if not results:
-        raise ValueError(f"{folder} holds no results of {split}; surefeat evaluate pascal3d")
-    area = Score("pck area", rule="bbox")
-    return sorted(
-        results, key=lambda one: -(replace(area, images=sizes_of(one)[-1]).of(one) or 0.0)
-    )
 
 
 def sizes_of(result: Result) -> list[str]:
