@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from surefeat.core.files import best_device, environment, write_json
+from surefeat.core.files import choose_device, environment, write_json
 from surefeat.data.benchmarks import load_benchmark
 from surefeat.measure.evaluate import some_pairs
 from surefeat.measure.matching import measure
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path("results/speed/evaluate.json"))
     args = parser.parse_args()
-    device = best_device()
+    device = choose_device(None)
     benchmark = some_pairs(load_benchmark("pf-pascal", args.data, split="val"), args.pairs)
     material = prepare_material(
         benchmark, Protocol(shifted_measures=()), proposals=args.proposals, quiet=True

@@ -14,7 +14,6 @@ categories in turn.
 from __future__ import annotations
 
 import copy
-import hashlib
 import io
 import json
 import logging
@@ -28,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefeat import __version__
-from surefeat.core.files import pack_tensors, write_bytes
+from surefeat.core.files import write_bytes
 from surefeat.core.geometry import grid_to_pixel
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.keypoints.head import peaks
@@ -161,17 +160,15 @@ def export_detector(detector: KeypointDetector, path: str | Path) -> Exported:
 def metadata(model: DenseFeatures) -> dict[str, str]:
     """What a program needs beside the file.
 
-    sha256: of the weights the model was read from or written to; of what `save_pretrained` would
-    write, if it never was or has learned since.
+    sha256: of the weights, see DenseFeatures.weights_hash.
     """
-    digest = model.weights_sha256 or hashlib.sha256(pack_tensors(model.state_dict())).hexdigest()
     return {
         "surefeat": __version__,
         "trunk": model.config.trunk,
         "lower": model.lower,
         "stride": str(model.stride),
         "longest_side": str(model.config.longest_side),
-        "sha256": digest,
+        "sha256": model.weights_hash(),
     }
 
 

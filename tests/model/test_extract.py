@@ -14,9 +14,8 @@ import torch
 from surefeat.cli.main import main
 from surefeat.data.drawn import write_folder
 from surefeat.model.config import ModelConfig
-from surefeat.model.extract import extract_to_folder
 from surefeat.model.features import Features
-from surefeat.model.network import DenseFeatures
+from surefeat.model.network import DenseFeatures, extract_to_folder
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent / "src")}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -100,13 +100,13 @@ class Extract:
     """Print the result as JSON."""
 
     def run(self) -> None:
-        from surefeat.model.extract import extract_to_folder
+        from surefeat.model.network import extract_to_folder
 
         done = extract_to_folder(
             self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
             device=self.device, quiet=self.json,
         )  # fmt: skip
-        result = done.to_dict()
+        result = asdict(done)
         if not self.json:
             listed = f", listed in {done.listed}" if done.listed else ""
             result = result | {"skipped": f"{len(done.skipped)}{listed}"}

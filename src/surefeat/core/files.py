@@ -75,11 +75,13 @@ def commit() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they become null."""
+    """What JSON does not know: NaN and infinity become null, paths text."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
+    if isinstance(value, Path):
+        return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -227,21 +229,16 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def best_device() -> torch.device:
-    """CUDA, else Apple's GPU, else the CPU; under torchrun every process has its own GPU."""
-    import torch
-
-    if torch.cuda.is_available():
-        return choose_device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device that was asked for, or the best there is; one that is not there is an error."""
+    """The device that was asked for, else CUDA, Apple's GPU or the CPU; one not there is an error.
+
+    Under torchrun every process has its own GPU.
+    """
     import torch
 
     if device is None:
-        return best_device()
+        apple = "mps" if torch.backends.mps.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else apple
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
@@ -252,9 +249,8 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         return chosen
     count = torch.cuda.device_count()
     if (chosen.index or 0) >= count:
-        raise ValueError(
-            f"there is no {chosen} here ({count} CUDA devices); choose cpu, or leave the device out"
-        )
+        what = f"there is no {chosen} here ({count} CUDA devices)"
+        raise ValueError(f"{what}; choose cpu, or leave the device out")
     if chosen.index is not None:
         return chosen
     # More processes than GPUs share them in turn.

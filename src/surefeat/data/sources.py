@@ -11,7 +11,7 @@ import logging
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,10 +63,17 @@ def find_images(
         kept = set(_lines(Path(keep)))
         items = [item for item in items if kept & {_bare_name(item), _stem(_bare_name(item))}]
         wanted += f", named in {keep}"
+    check_any_readable(items, source, wanted)
+    return items
+
+
+def check_any_readable(
+    items: Sequence[Item], source: str | Path, wanted: str = " ".join(EXTENSIONS)
+) -> None:
+    """SourceError if there is no item to read, with the reason of the first."""
     if all(item.read.refused for item in items):
         first = f"; {items[0].name} {items[0].read.refused}" if items else "; pass another folder"
         raise SourceError(f"no images under {source} (looked for {wanted}){first}")
-    return items
 
 
 def walk_folder(root: str | Path) -> list[Item]:
@@ -100,16 +107,12 @@ def walk_folder(root: str | Path) -> list[Item]:
 
 def folder_paths(root: str | Path) -> list[Path]:
     """The images of a folder as files; what cannot be read is logged. SourceError: none."""
-    paths = []
-    for item in walk_folder(root):
+    items = walk_folder(root)
+    check_any_readable(items, root)
+    for item in items:
         if item.read.refused:
             _LOG.warning("skipped %s: %s", item.name, item.read.refused)
-        else:
-            paths.append(Path(item.read.path))
-    if not paths:
-        wanted = " ".join(EXTENSIONS)
-        raise SourceError(f"no images under {root} (looked for {wanted}); pass another folder")
-    return paths
+    return [Path(item.read.path) for item in items if not item.read.refused]
 
 
 def image_finder(images: str | Path | None, *, beside: str | Path) -> Callable[[str], Item]:

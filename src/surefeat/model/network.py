@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,11 +13,21 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from tqdm import tqdm
 
-from surefeat.core.files import choose_device, file_hash, to_dict, write_model
+from surefeat.core.files import (
+    choose_device,
+    file_hash,
+    pack_tensors,
+    to_dict,
+    write_json,
+    write_model,
+    write_text,
+)
 from surefeat.core.geometry import Frame, interpolation, pixel_to_grid
-from surefeat.core.image import ImageLike, prepare
-from surefeat.data.sources import folder_paths
+from surefeat.core.image import ImageError, ImageLike, prepare
+from surefeat.data.decode import Item, Place, Skipped
+from surefeat.data.sources import check_any_readable, folder_paths, walk_folder
 from surefeat.model.config import (
     SETTINGS,
     WEIGHTS,
@@ -80,6 +93,13 @@ class DenseFeatures(nn.Module):
     @property
     def stride(self) -> int:
         return self.trunk.stride
+
+    def weights_hash(self) -> str:
+        """SHA-256 of the file it was read from or written to; of what `save_pretrained` would
+        write, if it never was or has learned since."""
+        if self.weights_sha256:
+            return self.weights_sha256
+        return hashlib.sha256(pack_tensors(self.state_dict())).hexdigest()
 
     @property
     def has_confidence(self) -> bool:
@@ -172,20 +192,12 @@ class DenseFeatures(nn.Module):
         safe = device.type == "cuda" and torch.cuda.is_bf16_supported()
         with torch.autocast(device.type, torch.bfloat16, enabled=safe):
             maps, lower = self.forward_with_lower(stack)
+        lower = F.normalize(lower.float(), dim=1)
         known = self.reliability
         for row, (index, _, frame, name) in enumerate(group):
-            yield (
-                index,
-                Features(
-                    descriptors=maps.descriptors[row].float(),
-                    uncertainty=maps.uncertainty[row].float(),
-                    lower=F.normalize(lower[row].float(), dim=0),
-                    frame=frame,
-                    stride=self.stride,
-                    name=name,
-                    reliability=known if known and known.holds_at(frame.network) else None,
-                ),
-            )
+            reliability = known if known and known.holds_at(frame.network) else None
+            own = (maps.descriptors[row].float(), maps.uncertainty[row].float(), lower[row])
+            yield index, Features(*own, frame, self.stride, name, reliability)
 
     def save_pretrained(self, folder: str | Path, *, int8: bool = False) -> None:
         """Write model.json and model.safetensors; int8 stores filters in a quarter of the space."""
@@ -202,7 +214,7 @@ class DenseFeatures(nn.Module):
     def from_pretrained(
         cls, source: str | Path | None = None, *, device: str | torch.device | None = None
     ) -> DenseFeatures:
-        """A model in eval mode: one that ships (resnet50, one-way, vgg16), a folder, hub:OWNER/NAME.
+        """A model in eval mode: shipped (resnet50, one-way, vgg16), a folder or hub:OWNER/NAME.
 
         The weights are checked against their hash; device: by default the best there is.
         """
@@ -231,10 +243,8 @@ def _lower_layer(config: ModelConfig, taps: list[str]) -> str:
         layers = {"resnet50": "res4e", "vgg16": "pool4", "vgg16-conv5": "pool4", "small": "conv4"}
         return layers.get(config.trunk, taps[-2])
     if config.lower not in taps:
-        known = ", ".join(taps)
-        raise ValueError(
-            f"{config.trunk} has no layer {config.lower!r}; choose auto or one of {known}"
-        )
+        what = f"{config.trunk} has no layer {config.lower!r}"
+        raise ValueError(f"{what}; choose auto or one of {', '.join(taps)}")
     return config.lower
 
 
@@ -254,3 +264,105 @@ def _start_sigma_near_one(head: nn.Conv2d, floor: float) -> None:
     with torch.no_grad():
         head.weight[-1].mul_(0.1)
         head.bias[-1] = math.log(math.expm1(1.0 - floor))
+
+
+# Features of whole folders to disk: resumable, and shared by processes under torchrun.
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What was done."""
+
+    folder: Path
+    written: int
+    already_there: int
+    skipped: tuple[Skipped, ...]
+    listed: Path | None
+    """Where the skipped images are listed with the reasons."""
+
+
+def extract_to_folder(
+    images: Sequence[str | Path],
+    out: str | Path,
+    *,
+    model: str | Path | DenseFeatures | None = None,
+    longest_side: int | None = None,
+    batch: int = 16,
+    device: str | torch.device | None = None,
+    quiet: bool = False,
+) -> Extracted:
+    """One OUT/name.safetensors per image; those already there are not computed again.
+
+    Under torchrun every process takes its own share of the images. Unreadable images are skipped
+    and listed in OUT/skipped-RANK.txt; OUT/extract.json says which model saw them at which size.
+    """
+    if batch < 1:
+        raise ValueError(f"batch is {batch}; use at least 1")
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    out = Path(out)
+    targets = _targets(images, out)
+    mine = [targets[path] for path in sorted(targets)[rank::world]]
+    if not isinstance(model, DenseFeatures):
+        model = DenseFeatures.from_pretrained(model, device=device)
+    side = longest_side or model.config.longest_side
+    _check_same_model(model, side, out)
+    skipped = [Skipped(item.read.path, item.read.refused) for item, _ in mine if item.read.refused]
+    readable = {Path(item.read.path): target for item, target in mine if not item.read.refused}
+    todo = [path for path, target in readable.items() if not target.is_file()]
+    written = 0
+    with tqdm(total=len(todo), desc="extracting", unit="img", disable=quiet or rank > 0) as bar:
+        for start in range(0, len(todo), batch):
+            part = todo[start : start + batch]
+            for path, features in _extract_readable(model, part, skipped, longest_side=side):
+                features.save(readable[path])
+                written += 1
+            bar.update(len(part))
+    listed = out / f"skipped-{rank}.txt" if skipped else None
+    if listed is not None:
+        write_text(listed, "".join(f"{entry.name}\t{entry.reason}\n" for entry in skipped))
+    return Extracted(out, written, len(readable) - len(todo), tuple(skipped), listed)
+
+
+def _check_same_model(model: DenseFeatures, longest_side: int, out: Path) -> None:
+    """Files of two models in one folder would look alike and match badly: that is an error."""
+    about = {"weights": model.weights_hash(), "longest_side": longest_side}
+    file = out / "extract.json"
+    if not file.is_file():
+        write_json(file, about)
+    elif json.loads(file.read_text()) != about:
+        what = "features of another model or of photos seen at another size"
+        raise ValueError(f"{out} holds {what}; pass another --out")
+
+
+def _extract_readable(
+    model: DenseFeatures, paths: list[Path], skipped: list[Skipped], *, longest_side: int
+) -> Iterator[tuple[Path, Features]]:
+    """Features of the images that can be read, in one batch if all can."""
+    size = {"longest_side": longest_side, "batch": len(paths)}
+    try:
+        yield from zip(paths, model.extract(paths, **size), strict=True)
+    except ImageError:
+        for path in paths:
+            try:
+                yield path, model.extract(path, **size)[0]
+            except ImageError as error:
+                skipped.append(Skipped(str(path), str(error).removeprefix(f"{path}: ")))
+
+
+def _targets(images: Sequence[str | Path], out: Path) -> dict[str, tuple[Item, Path]]:
+    """Every image, by its path, with its file below `out`; folders keep their structure."""
+    targets: dict[str, tuple[Item, Path]] = {}
+    for given in map(Path, images):
+        if not given.exists():
+            raise FileNotFoundError(f"no image or folder at {given}; check the path")
+        items = walk_folder(given) if given.is_dir() else [Item(given.name, Place(str(given)))]
+        # Several folders keep their own names, so that equal names below them do not meet.
+        above = out / given.name if given.is_dir() and len(images) > 1 else out
+        targets |= {item.read.path: (item, above / f"{item.name}.safetensors") for item in items}
+    check_any_readable([item for item, _ in targets.values()], images[0])
+    first: dict[Path, str] = {}
+    for path, (_, target) in targets.items():
+        if first.setdefault(target, path) != path:
+            clash = f"{first[target]} and {path} would both be {target}"
+            raise ValueError(f"{clash}; extract them apart")
+    return targets
