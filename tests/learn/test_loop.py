@@ -66,7 +66,8 @@ def test_the_paper_preset_learns_by_adagrad_with_the_printed_rates(
 
 def test_the_gradient_is_clipped_and_the_rates_are_multiplied() -> None:
     weights = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))]
-    optimiser = make_optimiser("sgd", [(weights[:1], 1.0), (weights[1:], 0.1)], weight_decay=0.0)
+    rates = zip(weights, (1.0, 0.1), strict=True)
+    optimiser = torch.optim.SGD([{"params": [w], "lr": r, "initial_lr": r} for w, r in rates])
     slope = torch.tensor([3.0, 4.0])
     descend(optimiser, sum((w * slope).sum() for w in weights), factor=0.5, clip=1.0)  # type: ignore[arg-type]
     step = slope / slope.repeat(2).norm() * 0.5

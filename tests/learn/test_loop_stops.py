@@ -15,9 +15,9 @@ from torch import Tensor
 
 import surefeat.learn.loss
 from surefeat.data.decode import Batches
-from surefeat.learn.config import Config, preset
+from surefeat.learn.config import Config, LossConfig, preset
 from surefeat.learn.loop import Progress, TrainingStoppedError
-from surefeat.learn.loss import PairLoss, collapsed
+from surefeat.learn.loss import PairLoss, reason_to_stop
 from surefeat.learn.pretrain import train
 from surefeat.learn.runs import Run
 from surefeat.model.probability import negative_log_density
@@ -150,7 +150,10 @@ def test_while_sigma_is_held_nothing_collapses(tmp_path: Path) -> None:
 def test_collapse_is_doubt_without_knowledge(
     sigma_p10: float, positive: float, negative: float, expected: bool
 ) -> None:
-    assert collapsed(sigma_p10=sigma_p10, positive=positive, negative=negative) == expected
+    line = {"sigma_p10": sigma_p10, "positive": positive, "negative": negative}
+    config = LossConfig(sigma_warmup=10)
+    assert bool(reason_to_stop(11, line, config)) == expected
+    assert reason_to_stop(10, line, config) is None
 
 
 def test_separation_brings_sigma_back() -> None:

@@ -20,7 +20,7 @@ from surefeat.cli.boxes import Boxes
 from surefeat.cli.data import Data, Export
 from surefeat.cli.evaluate import Evaluate
 from surefeat.cli.keypoints import Keypoints
-from surefeat.cli.output import say, say_aside, say_not_drawn
+from surefeat.cli.output import Device, Json, Model, say, say_aside, say_not_drawn
 from surefeat.learn.config import Config, Preset, preset
 
 
@@ -53,12 +53,10 @@ class Pretrain:
     """Continue the run in --out exactly, with its own settings; only --steps may change."""
     overfit: int = 0
     """Learn this many images by heart: a check that learning works."""
-    device: str | None = None
-    """cuda, cpu, mps; by default the best there is."""
+    device: Device = None
     tensorboard: bool = False
     """Also write TensorBoard files (the tensorboard extra)."""
-    json: bool = False
-    """Print the result as JSON."""
+    json: Json = False
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
     def run(self) -> None:
@@ -88,16 +86,13 @@ class Extract:
     """Images and folders."""
     out: Path
     """Folder for the feature files."""
-    model: str | None = None
-    """Model or run folder, one that ships (resnet50, one-way, vgg16), or hub:OWNER/NAME."""
+    model: Model = None
     side: int | None = None
     """Longest side at which images are seen, network pixels."""
     batch: int = 16
     """Images per pass."""
-    device: str | None = None
-    """cuda, cpu, mps; by default the best there is."""
-    json: bool = False
-    """Print the result as JSON."""
+    device: Device = None
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.model.network import extract_to_folder
@@ -122,8 +117,7 @@ class Report:
     """Run folder."""
     images: tuple[Path, ...] = ()
     """Images to show; by default those the run kept as examples."""
-    json: bool = False
-    """Print the result as JSON."""
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.show.report import write_report
@@ -152,14 +146,11 @@ class Match:
     """Keep only matches that lead back."""
     voting: bool = True
     """Let neighbouring matches agree, whichever way things face; the paper goes without."""
-    model: str | None = None
-    """Model or run folder, one that ships (resnet50, one-way, vgg16), or hub:OWNER/NAME."""
+    model: Model = None
     side: tuple[int, ...] = ()
     """Longest side at which photos are seen, network pixels; of several the scores add up."""
-    device: str | None = None
-    """cuda, cpu, mps; by default the best there is."""
-    json: bool = False
-    """Print the matches as JSON instead of a summary."""
+    device: Device = None
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.show.matches import match_photos
@@ -169,18 +160,15 @@ class Match:
             regions=self.regions, mutual=self.mutual, model=self.model, sides=self.side,
             voting=self.voting, device=self.device,
         )  # fmt: skip
-        if self.json:
-            print(matches.to_json())
-        else:
-            print(f"{len(matches)} matches; look at {page}")
+        summary = f"{len(matches)} matches; look at {page}"
+        print(matches.to_json() if self.json else summary)
 
 
 @dataclass(frozen=True)
 class Demo:
     """A web page on this machine: drop two photos, click a point, see its match."""
 
-    model: str | None = None
-    """Model or run folder, one that ships (resnet50, one-way, vgg16), or hub:OWNER/NAME."""
+    model: Model = None
     port: int = 7860
     """Local port."""
 

@@ -13,12 +13,9 @@ Device = Annotated[str | None, arg(help="cuda, cpu, mps; by default the best the
 
 Json = Annotated[bool, arg(help="Print the result as JSON.")]
 
-Model = Annotated[
-    str | None,
-    arg(
-        help="Model or run folder, a shipped model (resnet50, the default; vgg16), hub:OWNER/NAME."
-    ),
-]
+_MODEL = "Model or run folder, one that ships (resnet50, one-way, vgg16), or hub:OWNER/NAME."
+
+Model = Annotated[str | None, arg(help=_MODEL)]
 
 
 def say(result: Mapping[str, Any], *, to_script: bool, words: str | None = None) -> None:

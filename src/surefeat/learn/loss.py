@@ -210,9 +210,17 @@ def _contrastive(inner: Tensor, *, match: bool, margin: float) -> Tensor:
 COLLAPSED_SIGMA = 8.0
 
 
-def collapsed(*, sigma_p10: float, positive: float, negative: float) -> bool:
-    """Whether sigma is on its way to infinity, with nothing to bring it back.
+def reason_to_stop(step: int, line: dict[str, float], config: LossConfig) -> str | None:
+    """What to say where sigma is on its way to infinity, with nothing to bring it back.
 
-    sigma_p10: its 10th percentile; positive, negative: mean scores of matches and non-matches.
+    line: of the log; sigma's 10th percentile, and mean scores of matches and mined non-matches.
     """
-    return sigma_p10 > COLLAPSED_SIGMA and positive - negative < 1 / (6 * COLLAPSED_SIGMA)
+    sigma, gap = line["sigma_p10"], line["positive"] - line["negative"]
+    learned = config.kind == "probabilistic" and step > config.sigma_warmup
+    if not learned or sigma <= COLLAPSED_SIGMA or gap >= 1 / (6 * COLLAPSED_SIGMA):
+        return None
+    return (
+        f"confidence collapsed: sigma is above {sigma:.1f} at 90 % of points, which makes every "
+        "match cost nothing. Raise --loss.sigma-warmup, start from trained weights (--init), or "
+        "soften the warps"
+    )

@@ -47,12 +47,15 @@ from surefeat.learn.loop import (
     rate,
     run_steps,
 )
-from surefeat.learn.loss import collapsed, make_step, step_draws
+from surefeat.learn.loss import make_step, reason_to_stop, step_draws
 from surefeat.learn.runs import Run, list_skipped
 from surefeat.learn.selfcheck import SelfCheck, self_check
 from surefeat.model.network import DenseFeatures
 
 _LOG = logging.getLogger(__name__)
+
+Feed = Batches | StreamedBatches
+"""Where batches of images come from."""
 
 # With fewer images every batch would repeat them several times over.
 _FEW = 8
@@ -113,14 +116,26 @@ def pretrain(
     # The weights first: a wrong name of theirs is said before many images are decoded.
     model = _create(run, config, init=init, part=part).to(device)
     pictures = _read(run, items, config, device=device, overfit=overfit, quiet=quiet, part=part)
-    check = _checker(pictures.held_out, config)
+    apart = pictures.held_out
+
+    def check(model: DenseFeatures) -> SelfCheck:
+        return self_check(model, apart.pixels, apart.sizes, warp=config.warp, colour=config.colour)
+
     folder = run.folder / "tensorboard" if tensorboard and part.rank == 0 else None
     with progress_bar(config.train.steps, _SHOWN, quiet=quiet, tensorboard=folder) as report:
         progress = train(
             model, pictures.batches, run, config, part=part, report=report, overfit=bool(overfit),
-            check=check and (lambda current: check(current).to_dict()),
+            check=(lambda current: check(current).to_dict()) if apart.names else None,
         )  # fmt: skip
-    return _finish(model, run, progress, check, pictures, part)
+    done = Pretrained(
+        model.eval(), run.folder, progress, check(model) if apart.names else None,
+        pictures.skipped(),
+    )  # fmt: skip
+    if part.rank == 0:
+        _write(run, done, pictures)
+    if part.world > 1:
+        dist.barrier()
+    return done
 
 
 def _open_run(
@@ -158,14 +173,19 @@ def _create(run: Run, config: Config, *, init: str | Path, part: Part) -> DenseF
 class Pictures:
     """The images of a run."""
 
-    batches: Batches | StreamedBatches
+    batches: Feed
     """Those to learn from."""
-    held_out: Canvas | None
-    """Those to check on, never learned from; None when there are none."""
+    held_out: Canvas
+    """Those to check on, never learned from; perhaps none."""
     names: tuple[str, ...]
     """Of the images to learn from, in order."""
-    skipped: tuple[Skipped, ...]
-    """What could not be decoded so far; a stream meets its bad files on the way."""
+    read_skipped: tuple[Skipped, ...]
+    """What could not be decoded at the start; a stream meets its bad files on the way."""
+
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What could not be decoded so far."""
+        met = self.batches.skipped() if isinstance(self.batches, StreamedBatches) else ()
+        return self.read_skipped + met
 
 
 def load_pictures(
@@ -178,67 +198,43 @@ def load_pictures(
     overfit: int = 0,
     quiet: bool = True,
 ) -> Pictures:
-    """Decode, split and place the images of a run; `overfit` keeps only so many, none held out."""
+    """Split, decode and place the images of a run; `overfit` keeps only so many, none held out."""
     held = 0 if overfit else config.held_out
+    learn, apart = split(items[: overfit or None], held_out=held, seed=seed)
+    side, workers = config.side, config.workers
+    held_out = decode_all(apart, side=side, workers=workers)
     if memory == "stream":
-        learn, check = split(items, range(len(items)), held_out=held, seed=seed)
-        apart = [items[i] for i in check]
-        used = [items[i] for i in learn][: overfit or None]
-        held_out = decode_all(apart, side=config.side, workers=config.workers) if apart else None
-        stream = StreamedBatches(used, side=config.side, workers=config.workers, device=device)
-        names = tuple(item.name for item in used)
-        return Pictures(stream, held_out, names, held_out.skipped if held_out else ())
-    with tqdm(total=len(items), desc="reading images", unit="img", disable=quiet) as bar:
+        stream = StreamedBatches(learn, side=side, workers=workers, device=device)
+        return Pictures(stream, held_out, tuple(i.name for i in learn), held_out.skipped)
+    with tqdm(total=len(learn), desc="reading images", unit="img", disable=quiet) as bar:
         canvas = decode_all(
-            items, side=config.side, workers=config.workers,
-            progress=lambda done: bar.update(done - bar.n),
-        )  # fmt: skip
-    good = _decoded(items, canvas)
-    row_of = {item: row for row, item in enumerate(good)}
-    learn, check = split(items, good, held_out=held, seed=seed)
-    rows = [row_of[i] for i in learn][: overfit or None]
-    if len(rows) < _FEW and not overfit:
-        _LOG.warning("only %d images: expect features of those images alone", len(rows))
-    batches = Batches(canvas, device=device, memory=memory, rows=rows)
-    held_out = _take(canvas, [row_of[i] for i in check]) if check else None
-    return Pictures(batches, held_out, tuple(canvas.names[row] for row in rows), canvas.skipped)
+            learn, side=side, workers=workers, progress=lambda done: bar.update(done - bar.n)
+        )
+    skipped = canvas.skipped + held_out.skipped
+    if not canvas.names:
+        reasons = "; ".join(f"{entry.name} {entry.reason}" for entry in skipped[:3])
+        raise ValueError(f"none of the {len(learn)} files is a readable image: {reasons}")
+    if len(canvas.names) < _FEW and not overfit:
+        _LOG.warning("only %d images: expect features of those images alone", len(canvas.names))
+    batches = Batches(canvas, device=device, memory=memory)
+    return Pictures(batches, held_out, canvas.names, skipped)
 
 
-def split(
-    items: Sequence[Item], good: Sequence[int], *, held_out: int, seed: int
-) -> tuple[list[int], list[int]]:
-    """Numbers of the good items to learn from, and of at most `held_out` to check on; both rising.
+def split(items: Sequence[Item], *, held_out: int, seed: int) -> tuple[list[Item], list[Item]]:
+    """Items to learn from, and at most `held_out` to check on, but no more than a fifth.
 
-    At most a fifth is held out. Crops of one file stay together: they may show the same object.
+    Crops of one file stay together: they may show the same object.
     """
-    room = min(held_out, len(good) // 5)
-    of_place: dict[Place, list[int]] = {item.read: [] for item in items}
-    for i in good:
-        of_place[items[i].read].append(i)
-    groups = list(of_place.values())
-    check: list[int] = []
-    for k in torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed)).tolist():
-        if len(check) + len(groups[k]) <= room:
-            check += groups[k]
-    apart = set(check)
-    return [i for i in good if i not in apart], sorted(check)
-
-
-def _decoded(items: Sequence[Item], canvas: Canvas) -> list[int]:
-    """Numbers of the items that the rows of a canvas are of."""
-    good: list[int] = []
-    for number, item in enumerate(items):
-        if len(good) < len(canvas.names) and canvas.names[len(good)] == item.name:
-            good.append(number)
-    if not good:
-        reasons = "; ".join(f"{entry.name} {entry.reason}" for entry in canvas.skipped[:3])
-        raise ValueError(f"none of the {len(items)} files is a readable image: {reasons}")
-    return good
-
-
-def _take(canvas: Canvas, rows: list[int]) -> Canvas:
-    names = tuple(canvas.names[row] for row in rows)
-    return Canvas(canvas.pixels[rows], canvas.sizes[rows], names, ())
+    files: dict[Place, list[Item]] = {}
+    for item in items:
+        files.setdefault(item.read, []).append(item)
+    places, room, apart = list(files), min(held_out, len(items) // 5), set[Place]()
+    for k in torch.randperm(len(places), generator=torch.Generator().manual_seed(seed)).tolist():
+        if len(files[places[k]]) <= room:
+            room -= len(files[places[k]])
+            apart.add(places[k])
+    learn = [item for item in items if item.read not in apart]
+    return learn, [item for item in items if item.read in apart]
 
 
 def _read(
@@ -252,37 +248,29 @@ def _read(
     part: Part,
 ) -> Pictures:
     """Decode the images, and say and write down what became of them."""
-    memory, where = _place(len(items), config.data, device=device, part=part)
+    place = choose_memory(
+        len(items), side=config.data.side, device=device, wanted=config.data.memory,
+        processes=int(os.environ.get("LOCAL_WORLD_SIZE", part.world)),
+    )  # fmt: skip
+    if part.world > 1:  # they agree, as what is free changes while each of them looks
+        shared = [place]
+        dist.broadcast_object_list(shared, src=0)
+        (place,) = shared
     pictures = load_pictures(
-        items, config.data, memory=memory, seed=config.train.seed, device=device,
+        items, config.data, memory=place[0], seed=config.train.seed, device=device,
         overfit=overfit, quiet=quiet,
     )  # fmt: skip
     if part.rank == 0:
-        _LOG.info(where)
-        apart = pictures.held_out.names if pictures.held_out else ()
-        names = "\n".join(pictures.names)
+        _LOG.info(place[1])
+        apart, names = pictures.held_out.names, "\n".join(pictures.names)
         run.store_images({
             "images": len(pictures.names), "sha256": hashlib.sha256(names.encode()).hexdigest(),
-            "held_out": len(apart), "held_out_names": apart, "skipped": len(pictures.skipped),
+            "held_out": len(apart), "held_out_names": apart,
+            "skipped": len(pictures.read_skipped),
         })  # fmt: skip
         write_text(run.learned_file, names + "\n")
-        list_skipped(run.folder, pictures.skipped)
+        list_skipped(run.folder, pictures.read_skipped)
     return pictures
-
-
-def _place(
-    count: int, config: DataConfig, *, device: torch.device, part: Part
-) -> tuple[Memory, str]:
-    """Where the images go; processes agree, as what is free changes while each of them looks."""
-    beside = int(os.environ.get("LOCAL_WORLD_SIZE", part.world))
-    place = choose_memory(
-        count, side=config.side, device=device, wanted=config.memory, processes=beside
-    )
-    if part.world > 1:
-        shared = [place]
-        dist.broadcast_object_list(shared, src=0)
-        place = shared[0]
-    return place
 
 
 # The training.
@@ -290,7 +278,7 @@ def _place(
 
 def train(
     model: DenseFeatures,
-    batches: Batches | StreamedBatches,
+    batches: Feed,
     run: Run,
     config: Config,
     *,
@@ -325,17 +313,13 @@ def train(
     job = open_job(Job(
         model, optimiser, run, schedule, Log(device, batch=settings.batch, unit="pairs", part=part),
         advice="lower --train.lr, or set --train.clip 1", check=check and check_held_out,
-        complain=lambda step, values: complain_of_collapse(step, values, config), report=report,
+        complain=lambda step, values: reason_to_stop(step, values, config.loss), report=report,
     ))  # fmt: skip
     return run_steps(job, pair_steps(model, batches, job, config, overfit), fast=settings.amp)
 
 
 def pair_steps(
-    model: DenseFeatures,
-    batches: Batches | StreamedBatches,
-    job: Job,
-    config: Config,
-    overfit: bool,
+    model: DenseFeatures, batches: Feed, job: Job, config: Config, overfit: bool
 ) -> Iterator[Taken]:
     """Two views of every image of a batch, all pairs of their points, a step: until the last."""
     settings, part, device = config.train, job.log.part, job.log.device
@@ -351,19 +335,6 @@ def pair_steps(
         yield {"loss": loss.total, "positive": loss.positive_score,
                "negative": loss.negative_score, "dead": loss.dead_positives,
                "sigma": sigma}  # fmt: skip
-
-
-def complain_of_collapse(step: int, values: Values, config: Config) -> str | None:
-    """Sigma on its way to infinity, with nothing to bring it back, where it is learned already."""
-    if config.loss.kind != "probabilistic" or step <= config.loss.sigma_warmup:
-        return None
-    if not collapsed(**{name: values[name] for name in ("sigma_p10", "positive", "negative")}):
-        return None
-    return (
-        f"confidence collapsed: sigma is above {values['sigma_p10']:.1f} at 90 % of points, "
-        "which makes every match cost nothing. Raise --loss.sigma-warmup, start from trained "
-        "weights (--init), or soften the warps"
-    )
 
 
 def _shared(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module:
@@ -384,49 +355,17 @@ def _shared(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module:
 # What is left behind.
 
 
-def _checker(
-    held_out: Canvas | None, config: Config
-) -> Callable[[DenseFeatures], SelfCheck] | None:
-    if held_out is None or not held_out.names:
-        return None
-    return lambda model: self_check(
-        model, held_out.pixels, held_out.sizes, warp=config.warp, colour=config.colour
-    )
-
-
-def _finish(
-    model: DenseFeatures,
-    run: Run,
-    progress: Progress,
-    check: Callable[[DenseFeatures], SelfCheck] | None,
-    pictures: Pictures,
-    part: Part,
-) -> Pretrained:
-    model.eval()
-    checked = check(model) if check else None
-    skipped = pictures.skipped
-    if isinstance(pictures.batches, StreamedBatches):
-        skipped += pictures.batches.skipped()
-    if part.rank == 0:
-        if len(skipped) > len(pictures.skipped):
-            list_skipped(run.folder, skipped)
-        model.save_pretrained(run.folder / "model")
-        summary: dict[str, Any] = {"steps": progress.step, "seconds": progress.seconds}
-        if checked:
-            summary["self_check"] = checked.to_dict()
-        write_json(run.folder / "summary.json", summary)
-        _keep_examples(run, pictures.held_out)
-    if part.world > 1:
-        dist.barrier()
-    return Pretrained(model, run.folder, progress, checked, skipped)
-
-
-def _keep_examples(run: Run, held_out: Canvas | None, count: int = 6) -> None:
-    """A few held-out images stay in the run folder, for its report."""
-    folder = run.folder / "examples"
-    for row in range(min(count, len(held_out.names) if held_out else 0)):
-        assert held_out is not None
-        height, width = held_out.sizes[row].tolist()
-        pixels = held_out.pixels[row, :, :height, :width].permute(1, 2, 0).cpu().numpy()
-        folder.mkdir(exist_ok=True)
-        Image.fromarray(pixels).save(folder / f"{row}.png")
+def _write(run: Run, done: Pretrained, pictures: Pictures) -> None:
+    """The model, its summary, and six held-out images for the report."""
+    if len(done.skipped) > len(pictures.read_skipped):
+        list_skipped(run.folder, done.skipped)
+    done.model.save_pretrained(run.folder / "model")
+    summary: dict[str, Any] = {"steps": done.progress.step, "seconds": done.progress.seconds}
+    checked = {"self_check": done.check.to_dict()} if done.check else {}
+    write_json(run.folder / "summary.json", summary | checked)
+    held_out = pictures.held_out
+    if held_out.names:
+        (run.folder / "examples").mkdir(exist_ok=True)
+    for row, (height, width) in enumerate(held_out.sizes[:6].tolist()):
+        pixels = held_out.pixels[row, :, :height, :width].permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(run.folder / "examples" / f"{row}.png")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from surefeat.core.files import (
-    as_json,
+    add_lines,
     environment,
     from_dict,
     pack_tensors,
     to_dict,
     write_bytes,
     write_json,
+    write_lines,
     write_text,
 )
 from surefeat.data.decode import Skipped
@@ -153,26 +155,23 @@ class Run:
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
-        with self.metrics_file.open("a") as file:
-            file.write(as_json({"step": step, **values}) + "\n")
+        add_lines(self.metrics_file, [{"step": step, **values}])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl; a line cut off by a crash is left out."""
-        if not self.metrics_file.is_file():
-            return []
+        """All lines of metrics.jsonl; a line cut off by a crash, or not yet whole, is left out."""
         rows = []
-        for line in self.metrics_file.read_text().splitlines():
-            try:
+        for line in (
+            self.metrics_file.read_text().splitlines() if self.metrics_file.exists() else ()
+        ):
+            with suppress(json.JSONDecodeError):
                 rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
         return rows
 
     def forget_after(self, step: int) -> None:
         """Drop what a resumed run will do again, and what a crash left half written."""
         if self.metrics_file.exists():
             rows = [row for row in self.metrics() if row["step"] <= step]
-            write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+            write_lines(self.metrics_file, rows)
         newer = [path for path in self.checkpoints() if path > self._checkpoint_file(step)]
         for path in (*newer, *self.folder.glob(".*.part")):
             path.unlink()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefeat.core.geometry import grid_to_pixel
+from surefeat.core.geometry import cell_centres
 from surefeat.core.ranking import auroc, expected_calibration_error
 from surefeat.data.decode import Item, decode_all
 from surefeat.data.sources import find_images
@@ -58,9 +58,9 @@ class SelfCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        accuracy = {f"accuracy@{t:g}": value for t, value in self.accuracy.items()}
-        rest = {k: v for k, v in self.__dict__.items() if k != "accuracy"}
-        return {**accuracy, **rest}
+        values = dict(vars(self))
+        accuracy = values.pop("accuracy")
+        return {f"accuracy@{t:g}": share for t, share in accuracy.items()} | values
 
 
 @torch.inference_mode()
@@ -91,11 +91,17 @@ def self_check(
 
 
 def _match(maps0: Maps, maps1: Maps, points0: Tensor, points1: Tensor) -> Tensor:
-    """(B, N, 5): error in pixels, confidence, best score, predicted and actual matching loss."""
+    """(B, N, 5): error in pixels, confidence, best score, predicted and actual matching loss.
+
+    The candidates are two per cell in each direction.
+    """
     descriptors0, sigma0 = maps0.at(points0)
     true1, true_sigma1 = maps1.at(points1)
-    grid = _fine_grid(maps1.descriptors).expand(len(points0), -1, -1)
-    places = grid_to_pixel(grid, maps1.stride)
+    height, width = maps1.descriptors.shape[-2:]
+    grid = cell_centres(
+        size=(2 * height, 2 * width), stride=maps1.stride / 2, device=points0.device
+    )
+    places = grid.expand(len(points0), -1, -1)
     candidates, sigma1 = maps1.at(places)
     best, index = torch.bmm(descriptors0, candidates.transpose(1, 2)).max(-1)
     matches = places.gather(1, index[..., None].expand(-1, -1, 2))
@@ -104,15 +110,6 @@ def _match(maps0: Maps, maps1: Maps, points0: Tensor, points1: Tensor) -> Tensor
     actual = 1 - (descriptors0 * true1).sum(-1).clamp_min(0)
     error = (matches - points1).norm(dim=-1)
     return torch.stack([error, confidence, best, predicted, actual], dim=-1)
-
-
-def _fine_grid(maps: Tensor) -> Tensor:
-    """(1, 4hw, 2): places in cells, two per cell in each direction."""
-    height, width = maps.shape[-2:]
-    ys = torch.arange(2 * height, device=maps.device) / 2 - 0.25
-    xs = torch.arange(2 * width, device=maps.device) / 2 - 0.25
-    grid = torch.stack(torch.meshgrid(ys, xs, indexing="ij"), -1)
-    return grid.flip(-1).reshape(1, -1, 2)
 
 
 def _summary(rows: Tensor, *, side: int, sure: bool) -> SelfCheck:
@@ -175,18 +172,14 @@ def _not_learned_from(items: list[Item], run: Run | None) -> list[Item]:
     # A crop is called photo#annotation; one photo's crops are learned from together, or held out.
     learned = {*names, *(name.rpartition("#")[0] for name in names)}
 
-    def seen(item: Item) -> bool:
-        photo = item.name.rpartition("#")[0] if item.crop else item.name
-        return item.name in learned or photo in learned
-
-    others = [item for item in items if not seen(item)]
+    photos = {item.name: item.name.rpartition("#")[0] if item.crop else "" for item in items}
+    others = [item for item in items if learned.isdisjoint({item.name, photos[item.name]} - {""})]
     if not others:
         _LOG.warning(
             "the model learned from all of these %d images, so that the check flatters it; pass "
             "photos it has not seen", len(items),
         )  # fmt: skip
     elif len(others) < len(items):
-        _LOG.info(
-            "checking on %d of %d images; from the rest the model learned", len(others), len(items)
-        )
+        counts = len(others), len(items)
+        _LOG.info("checking on %d of %d images; from the rest the model learned", *counts)
     return others or items
