@@ -14,12 +14,12 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from surefeat.core.files import checked_weights, from_dict, pack_tensors, write_model
 from surefeat.core.image import ImageError, ImageLike, crop, load
@@ -85,23 +85,15 @@ class KeypointDetector:
         labelled = _usable(annotations, config, stride=model.stride)
         device = model.head.weight.device
         objects = cut_objects(labelled, size=config.size, jitter=config.jitter, device=device)
-        total = config.views_each(len(objects)) * len(objects)
-        with tqdm(total=total, desc="describing views", unit="view", disable=quiet) as bar:
-            store = ViewStore(
-                objects, describe(model), config, seed=seed,
-                progress=lambda done: bar.update(done - bar.n),
-            )  # fmt: skip
-            views, rows = store.views_of(torch.arange(len(objects)), seed=seed)
+        store = ViewStore(objects, describe(model), config, seed=seed, quiet=quiet)
+        views, rows = store.views_of(torch.arange(len(objects)), seed=seed)
         head = KeypointHead(
             views.maps(rows[:1]).shape[1], len(objects.flip), hidden=config.hidden,
             generator=torch.Generator().manual_seed(seed),
         ).to(device)  # fmt: skip
         steps = config.steps(len(objects), categories=len(labelled.categories))
-        with tqdm(total=steps, desc="learning", unit="step", disable=quiet) as bar:
-            fit(
-                head, views.batches(rows, steps=steps, config=config, seed=seed), steps=steps,
-                config=config, progress=lambda _: bar.update(),
-            )  # fmt: skip
+        batches = views.batches(rows, steps=steps, config=config, seed=seed)
+        fit(head, batches, steps=steps, config=config, quiet=quiet)
         return cls(model, head, labelled.categories, config)
 
     def predict(
@@ -131,21 +123,15 @@ class KeypointDetector:
         return list(self._find(work, threshold))
 
     def label(
-        self,
-        objects: KeypointSet,
-        *,
-        threshold: float = 0.0,
-        skipped: list[Skipped] | None = None,
+        self, objects: KeypointSet, *, threshold: float = 0.0, skipped: list[Skipped] | None = None
     ) -> KeypointSet:
         """The same objects (their images, boxes and categories' names) with found keypoints.
 
         Images that cannot be read: as in `predict`.
         """
-        numbers = [self._number(objects.categories[item.category].name) for item in objects.objects]
-        items = [
-            replace(item, category=number)
-            for item, number in zip(objects.objects, numbers, strict=True)
-        ]
+        names = [category.name for category in objects.categories]
+        items = [replace(item, category=self._number(names[item.category]))
+                 for item in objects.objects]  # fmt: skip
         labelled = self._find(_read_objects(items, skipped), threshold)
         return KeypointSet(self.categories, tuple(labelled))
 
@@ -159,21 +145,17 @@ class KeypointDetector:
         return names.index(category)
 
     def _find(self, work: Iterable[Work], threshold: float) -> Iterator[Labelled]:
-        device, waiting = self.model.head.weight.device, list[Work]()
-        for pixels, item in work:
-            waiting.append((crop(pixels.cpu(), item.box, size=self.config.size), item))
-            if len(waiting) == BATCH.get(device.type, 16):
-                yield from self._find_batch(waiting, threshold)
-                waiting = []
-        if waiting:
-            yield from self._find_batch(waiting, threshold)
+        size, count = self.config.size, BATCH.get(self.model.head.weight.device.type, 16)
+        crops = ((crop(pixels.cpu(), item.box, size=size), item) for pixels, item in work)
+        while batch := list(islice(crops, count)):
+            yield from self._find_batch(batch, threshold)
 
     def _find_batch(self, batch: list[Work], threshold: float) -> Iterator[Labelled]:
         device = self.model.head.weight.device
         crops = torch.stack([pixels for pixels, _ in batch]).to(device)
         boxes = torch.stack([item.box for _, item in batch]).to(device)
         maps = maps_of(crops, describe(self.model))
-        points, scores = (found.cpu() for found in find_points(self.head, maps, boxes))
+        points, scores = (values.cpu() for values in find_points(self.head, maps, boxes))
         spans = channels(self.categories)
         for row, (_, item) in enumerate(batch):
             own = slice(spans[item.category].start, spans[item.category].stop)
@@ -282,12 +264,9 @@ def _usable(given: KeypointSet, config: KeypointConfig, *, stride: int) -> Keypo
 
 
 def _read_images(
-    images: Sequence[ImageLike],
-    boxes: Sequence[object] | None,
-    number: int,
-    keypoints: int,
+    images: Sequence[ImageLike], boxes: Sequence[object] | None, number: int, keypoints: int,
     skipped: list[Skipped] | None,
-) -> Iterator[Work]:
+) -> Iterator[Work]:  # fmt: skip
     """Every object to look at: its image's pixels, and what is known of it."""
     for index, image in enumerate(images):
         name = str(image) if isinstance(image, str | Path) else f"image {index + 1}"

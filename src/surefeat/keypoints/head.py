@@ -7,11 +7,12 @@ keypoint of every category; an object trains and reads the channels of its own c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from surefeat.core.geometry import out_of_box
 from surefeat.keypoints.config import KeypointConfig
@@ -27,13 +28,9 @@ class KeypointHead(nn.Module):
     """3x3 convolution, batch norm, ReLU, 3x3 convolution (paper, section 4.3)."""
 
     def __init__(
-        self,
-        in_channels: int,
-        keypoints: int,
-        *,
-        hidden: int = 512,
+        self, in_channels: int, keypoints: int, *, hidden: int = 512,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         # Batch norm has a shift of its own.
         self.conv1 = nn.Conv2d(in_channels, hidden, 3, padding=1, bias=False)
@@ -51,13 +48,9 @@ class KeypointHead(nn.Module):
 
 
 def heatmaps(
-    points: Tensor,
-    visible: Tensor,
-    *,
-    size: tuple[int, int],
-    spread: float = 0.5,
+    points: Tensor, visible: Tensor, *, size: tuple[int, int], spread: float = 0.5,
     floor: float = 0.2,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Targets (B, K, h, w) for points (B, K, 2) in cells: a Gaussian, peak 1 at the exact point.
 
     `spread` is its standard deviation in cells; values under `floor` are 0. With the defaults a
@@ -115,7 +108,7 @@ def fit(
     *,
     steps: int,
     config: KeypointConfig,
-    progress: Callable[[int], None] | None = None,
+    quiet: bool = True,
 ) -> list[float]:
     """Train the head by AdamW, its rate falling to 0 along half a cosine -> the loss of each step.
 
@@ -132,7 +125,8 @@ def fit(
     )
     losses = []
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
-        for step, (features, targets, own) in enumerate(batches):
+        bar = tqdm(batches, total=steps, desc="learning", unit="step", disable=quiet)
+        for step, (features, targets, own) in enumerate(bar):
             with torch.autocast(device.type, torch.bfloat16, enabled=on_cuda):
                 logits = head(features.to(memory_format=torch.channels_last))
             loss = heatmap_loss(logits.float().sigmoid(), targets, own, weight=config.weight)
@@ -142,8 +136,6 @@ def fit(
                 group["lr"] = config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimiser.step()
             losses.append(loss.detach())
-            if progress is not None:
-                progress(step + 1)
     head.eval()
     return torch.stack(losses).tolist() if losses else []
 

@@ -1,10 +1,9 @@
 """What a head learns from: objects cut out of their photos, seen through many boxes, described.
 
 Every object is cut once, with room around its box. Its views, through jittered boxes and every
-second one mirrored, are read from that cut on the device, in batches; their features are computed
-once and kept, so that a step costs the head alone. Where they do not fit into memory they are made
-anew in every step. All that is random is drawn on the CPU before anything is read, so a view
-depends on the seed alone, not on the device or the size of a batch.
+second one mirrored, are read from that cut on the device; their features are computed once and kept
+there, or, where they do not fit, made anew in every step. All that is random is drawn on the CPU
+before anything is read, so a view depends on the seed alone, not on the device.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -163,26 +163,16 @@ class ObjectViews:
     """
 
     def __init__(
-        self,
-        objects: CutObjects,
-        numbers: Tensor,
-        boxes: Tensor,
-        mirror: Tensor,
-        *,
-        features: FeatureFunction,
-        size: int,
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
+        self, objects: CutObjects, numbers: Tensor, boxes: Tensor, mirror: Tensor, *,
+        features: FeatureFunction, size: int, quiet: bool = True,
+    ) -> None:  # fmt: skip
         device = objects.boxes.device
         self.objects, self.features, self.crop_size = objects, features, size
-        self.numbers, self.boxes, self.mirror = (
-            numbers.to(device),
-            boxes.to(device),
-            mirror.to(device),
-        )
+        self.numbers, self.boxes = numbers.to(device), boxes.to(device)
+        self.mirror = mirror.to(device)
         self.kept: Tensor | None = None
         """(M, h, w, C): channels last, as convolutions like them; None: made anew."""
-        self.size = self._keep(progress)
+        self.size = self._keep(quiet)
         """(h, w) of the maps."""
         points = into_box(objects.points[self.numbers], self.boxes, size=self.size)
         visible = objects.visible[self.numbers]
@@ -192,18 +182,17 @@ class ObjectViews:
         self.visible = torch.where(self.mirror[:, None], seen, visible)
         """(M, K) bool."""
 
-    def _keep(self, progress: Callable[[int], None] | None) -> tuple[int, int]:
+    def _keep(self, quiet: bool) -> tuple[int, int]:
         count, batch = len(self.numbers), BATCH.get(self.boxes.device.type, 16)
-        for start in range(0, count, batch):
-            part = slice(start, start + batch)
-            maps = self._describe(part)
-            room = room_for(count, maps) if start == 0 else self.kept
-            if room is None:
-                break
-            room[part] = maps.permute(0, 2, 3, 1)
-            self.kept = room
-            if progress is not None:
-                progress(min(start + batch, count))
+        with tqdm(total=count, desc="describing views", unit="view", disable=quiet) as bar:
+            for start in range(0, count, batch):
+                maps = self._describe(slice(start, start + batch))
+                room = room_for(count, maps) if start == 0 else self.kept
+                if room is None:
+                    break
+                room[start : start + batch] = maps.permute(0, 2, 3, 1)
+                self.kept = room
+                bar.update(len(maps))
         return maps.shape[-2], maps.shape[-1]
 
     def _describe(self, rows: Tensor | slice) -> Tensor:
@@ -215,8 +204,7 @@ class ObjectViews:
         """Features of some views as (B, C, h, w), on the objects' device."""
         if self.kept is None:
             return self._describe(rows)
-        rows = rows.to(self.kept.device) if isinstance(rows, Tensor) else rows
-        maps = self.kept[rows].to(self.boxes.device).permute(0, 3, 1, 2)
+        maps = self.kept[rows].permute(0, 3, 1, 2)
         return maps if maps.is_cuda else maps.float()
 
     def batches(
@@ -237,24 +225,17 @@ class ObjectViews:
 
 
 def room_for(count: int, maps: Tensor) -> Tensor | None:
-    """(count, h, w, C) to be filled: on the maps' device, or on the host; None where all is full.
-
-    In 16 bits.
-    """
+    """(count, h, w, C) in 16 bits on the maps' device, to be filled; None where it has no room."""
     dtype = torch.bfloat16 if maps.is_cuda else torch.float16
     shape = (count, *maps.shape[2:], maps.shape[1])
     need = torch.Size(shape).numel() * dtype.itemsize
-    size = f"the features of {count} views take {need / 2**30:.1f} GiB"
-    for place in dict.fromkeys((maps.device, torch.device("cpu"))):
-        if need <= _free(place):
-            try:
-                room = torch.empty(shape, dtype=dtype, device=place)
-            except RuntimeError:  # another program was faster
-                continue
-            if place != maps.device:
-                _LOG.warning("%s, more than is free on %s: on the host", size, maps.device)
-            return room
-    _LOG.warning("%s, more than is free: made anew in every step, which is slower", size)
+    if need <= _free(maps.device):
+        with suppress(RuntimeError):  # another program was faster
+            return torch.empty(shape, dtype=dtype, device=maps.device)
+    _LOG.warning(
+        "the features of %d views take %.1f GiB, more than is free on %s: made anew in every step, "
+        "which is slower", count, need / 2**30, maps.device,
+    )  # fmt: skip
     return None
 
 
@@ -273,18 +254,11 @@ class ViewStore:
     """Views of objects for fits on all or some of them; those that fits share are made once."""
 
     def __init__(
-        self,
-        objects: CutObjects,
-        features: FeatureFunction,
-        config: KeypointConfig,
-        *,
-        seed: int = 0,
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
+        self, objects: CutObjects, features: FeatureFunction, config: KeypointConfig, *,
+        seed: int = 0, quiet: bool = True,
+    ) -> None:  # fmt: skip
         self.objects, self.features, self.config = objects, features, config
-        self.seed, self.progress = seed, progress
-        self.places: set[str] = set()
-        """Kinds of devices that features were kept on; "none" where they were not."""
+        self.seed, self.quiet = seed, quiet
 
     @cached_property
     def every(self) -> ObjectViews:
@@ -308,9 +282,7 @@ class ViewStore:
         boxes = self.objects.boxes[numbers.to(self.objects.boxes.device)]
         boxes = jittered_box(boxes, generator, self.config.jitter)
         mirror = (torch.arange(len(numbers)) % count % 2 == 1) & self.config.mirror
-        views = ObjectViews(
+        return ObjectViews(
             self.objects, numbers, boxes, mirror, features=self.features, size=self.config.size,
-            progress=self.progress,
+            quiet=self.quiet,
         )  # fmt: skip
-        self.places.add("none" if views.kept is None else views.kept.device.type)
-        return views
