@@ -38,7 +38,7 @@ Format = Literal["onnx", "pt2"]
 
 Outputs = Sequence[Tensor]
 
-OUTPUTS = ("descriptors", "uncertainty", "lower")
+Sizes = Mapping[str, Mapping[int, str]]
 
 TOLERANCE = 1e-4
 """Largest difference to the model itself that a file may have, relative where values exceed 1."""
@@ -107,16 +107,15 @@ class Finder(nn.Module):
 
 
 @torch.no_grad()
-def export(model: DenseFeatures, path: str | Path, *, format: Format | None = None) -> Exported:  # noqa: A002
-    """Write the model as ONNX or torch.export, by the ending of `path` unless `format` says it.
+def export(model: DenseFeatures, path: str | Path) -> Exported:
+    """Write the model as ONNX (.onnx) or torch.export (.pt2), by the ending of `path`.
 
     What was written is run and compared with the model before the file appears; ONNX only where
     onnxruntime is installed.
     """
     path = Path(path)
-    kind = format or path.suffix.removeprefix(".")
-    if kind not in ("onnx", "pt2"):
-        raise ValueError(f"{path}: unknown format; let it end in .onnx or .pt2, or pass format=")
+    if path.suffix not in (".onnx", ".pt2"):
+        raise ValueError(f"{path}: unknown format; let it end in .onnx or .pt2")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; pass a file name in it")
     # A copy: the caller's model keeps its device and mode.
@@ -129,13 +128,13 @@ def export(model: DenseFeatures, path: str | Path, *, format: Format | None = No
         name=f"trunk {model.config.trunk}",
     )  # fmt: skip
     examples = [_images(cells, stride) for cells in _CHECKED]
-    if kind == "pt2":
-        buffer = io.BytesIO()
-        torch.export.save(program, buffer, extra_files={ABOUT: json.dumps(metadata(model))})
-        data = buffer.getvalue()
-        return _write(path, "pt2", data, extractor, _run_pt2(data), examples)
-    data = _onnx(program, _MODEL_SIZES, metadata(model))
-    return _write(path, "onnx", data, extractor, _run_onnx(data), examples)
+    if path.suffix == ".onnx":
+        data = _onnx(program, _MODEL_SIZES, metadata(model))
+        return _write(path, "onnx", data, extractor, _run_onnx(data), examples)
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={ABOUT: json.dumps(metadata(model))})
+    data = buffer.getvalue()
+    return _write(path, "pt2", data, extractor, _run_pt2(data), examples)
 
 
 @torch.no_grad()
@@ -183,11 +182,7 @@ def _trace(
         raise ValueError(f"{what}; resnet50, vgg16 and small can be") from error
 
 
-def _onnx(
-    program: torch.export.ExportedProgram,
-    sizes: Mapping[str, Mapping[int, str]],
-    about: dict[str, str],
-) -> bytes:
+def _onnx(program: torch.export.ExportedProgram, sizes: Sizes, about: dict[str, str]) -> bytes:
     """sizes: by name the open ones of the input, then of the outputs."""
     try:
         import onnx
@@ -237,13 +232,9 @@ def _run_pt2(data: bytes) -> Callable[[Tensor], Outputs]:
 
 
 def _write(
-    path: Path,
-    kind: Format,
-    data: bytes,
-    module: nn.Module,
-    run: Callable[[Tensor], Outputs] | None,
-    examples: Sequence[Tensor],
-) -> Exported:
+    path: Path, kind: Format, data: bytes, module: nn.Module,
+    run: Callable[[Tensor], Outputs] | None, examples: Sequence[Tensor],
+) -> Exported:  # fmt: skip
     """Write the file if it gives what the module gives on inputs it was not traced with."""
     difference = None
     if run is not None:

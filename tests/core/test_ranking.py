@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from surefeat.core.ranking import (
     auroc,
     expected_calibration_error,
-    risk_coverage,
+    risk_by_coverage,
 )
 
 ANSWERS = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=12)
@@ -56,12 +56,8 @@ def test_auroc_is_exact_on_many_answers() -> None:
 
 def test_risk_and_coverage_of_a_hand_computed_case() -> None:
     # By falling score: right, wrong, right, wrong.
-    curve = risk_coverage(
-        torch.tensor([0.9, 0.2, 0.8, 0.1]), torch.tensor([True, True, False, False])
-    )
-    assert curve.coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
-    assert curve.risk.tolist() == pytest.approx([0, 1 / 2, 1 / 3, 1 / 2])
-    assert curve.area == pytest.approx((0 + 1 / 2 + 1 / 3 + 1 / 2) / 4)
+    scores, correct = torch.tensor([0.9, 0.2, 0.8, 0.1]), torch.tensor([True, True, False, False])
+    assert risk_by_coverage(scores, correct).tolist() == pytest.approx([0, 1 / 2, 1 / 3, 1 / 2])
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
@@ -71,15 +67,15 @@ def test_risk_with_ties_is_the_mean_over_their_orders(answers: list[tuple[int, b
         ranked = sorted(order, key=lambda answer: -answer[0])  # stable: ties keep this order
         wrong = np.cumsum([not c for _, c in ranked])
         areas.append(float((wrong / np.arange(1, len(ranked) + 1)).mean()))
-    curve = risk_coverage(
+    risk = risk_by_coverage(
         torch.tensor([float(s) for s, _ in answers]), torch.tensor([c for _, c in answers])
     )
-    assert curve.area == pytest.approx(sum(areas) / len(areas))
+    assert float(risk.mean()) == pytest.approx(sum(areas) / len(areas))
 
 
 def test_a_useless_score_has_the_overall_error_as_area() -> None:
     correct = torch.tensor([True, False, True, True])
-    assert risk_coverage(torch.zeros(4), correct).area == pytest.approx(0.25)
+    assert float(risk_by_coverage(torch.zeros(4), correct).mean()) == pytest.approx(0.25)
 
 
 def test_calibration_error_of_equally_filled_bins_agrees_with_numpy() -> None:
@@ -99,4 +95,4 @@ def test_ranking_says_what_is_wrong_with_its_input() -> None:
     with pytest.raises(ValueError, match="NaN"):
         auroc(torch.tensor([0.1, math.nan]), some)
     with pytest.raises(ValueError, match=r"must both be \(N,\)"):
-        risk_coverage(torch.zeros(3), some)
+        risk_by_coverage(torch.zeros(3), some)

@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class RiskCoverage:
-    """The share of wrong answers among the best-scored part, for every size of that part."""
-
-    coverage: Tensor
-    """(N,) 1/N, 2/N, ..., 1."""
-    risk: Tensor
-    """(N,) share of wrong answers among the answered."""
-    area: float
-    """AURC: mean risk over coverages; lower is better, the overall error for a useless score."""
 
 
 def auroc(scores: Tensor, correct: Tensor) -> float:
@@ -37,20 +23,18 @@ def auroc(scores: Tensor, correct: Tensor) -> float:
     return float((rank_sum - positive * (positive + 1) / 2) / (positive * negative))
 
 
-def risk_coverage(scores: Tensor, correct: Tensor) -> RiskCoverage:
-    """Risk at every coverage, answers with the highest score (N,) first.
+def risk_by_coverage(scores: Tensor, correct: Tensor) -> Tensor:
+    """(N,) share of wrong answers among the 1, 2, ..., N best-scored ones; (N,) and (N,) bool.
 
-    Tied scores count as if in random order, by expectation, so the result does not depend on how
-    the answers happen to be listed.
+    Its mean is the AURC: lower is better, the overall error for a useless score. Tied scores count
+    as if in random order, by expectation, however the answers happen to be listed.
     """
     scores, correct = _checked(scores, correct)
     block, count = _ties(-scores)
     wrong = torch.zeros(len(count), dtype=torch.float64, device=scores.device)
     wrong.index_add_(0, block, (~correct).double())
     in_order = (wrong / count).repeat_interleave(count)
-    answered = torch.arange(1, len(scores) + 1, dtype=torch.float64, device=scores.device)
-    risk = in_order.cumsum(0) / answered
-    return RiskCoverage(coverage=answered / len(scores), risk=risk, area=float(risk.mean()))
+    return in_order.cumsum(0) / torch.arange(1, len(scores) + 1, device=scores.device)
 
 
 def expected_calibration_error(predicted: Tensor, actual: Tensor, *, bins: int = 10) -> float:
@@ -77,9 +61,8 @@ def _ties(scores: Tensor) -> tuple[Tensor, Tensor]:
 def _checked(scores: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     scores, correct = scores.detach().double(), correct.bool()
     if scores.dim() != 1 or scores.shape != correct.shape or not len(scores):
-        raise ValueError(
-            f"scores {tuple(scores.shape)} and correct {tuple(correct.shape)} must both be (N,)"
-        )
+        shapes = f"scores {tuple(scores.shape)} and correct {tuple(correct.shape)}"
+        raise ValueError(f"{shapes} must both be (N,)")
     if bool(scores.isnan().any()):
         raise ValueError("a score is NaN and has no rank; leave such answers out or score them")
     return scores, correct

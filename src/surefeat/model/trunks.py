@@ -9,16 +9,14 @@ convolutions take in their batch norms where statistics are frozen (`conv_bn`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-
-IMAGENET_STD = (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def conv_bn(
@@ -74,6 +72,20 @@ def _fused(x: Tensor, conv: nn.Conv2d, bn: nn.BatchNorm2d, skip: Tensor | None) 
     if skip is None:
         return torch.cudnn_convolution_relu(x, weight, bias, *where)
     return torch.cudnn_convolution_add_relu(x, weight, skip.to(dtype), 1.0, bias, *where)
+
+
+def run_blocks(
+    x: Tensor, blocks: Iterable[tuple[str, nn.Module]], taps: Collection[str]
+) -> dict[str, Tensor]:
+    """x through the blocks in turn -> the wanted taps; blocks beyond the deepest are not run."""
+    maps: dict[str, Tensor] = {}
+    for name, block in blocks:
+        x = block(x)
+        if name in taps:
+            maps[name] = x
+            if len(maps) == len(taps):
+                break
+    return maps
 
 
 class Bottleneck(nn.Module):
@@ -140,26 +152,16 @@ class ResNet50(nn.Module):
                 self.taps[f"res{stage + 2}{'abcdef'[index]}"] = inputs
             setattr(self, f"layer{stage + 1}", layer)
 
-    def _blocks(self) -> Iterator[tuple[str, nn.Module]]:
-        layers = (getattr(self, f"layer{stage}") for stage in (1, 2, 3, 4))
-        return zip(self.taps, (block for layer in layers for block in layer), strict=True)
-
     @property
     def last_stage(self) -> nn.Module:
         return self.layer4  # type: ignore[return-value]
 
     def forward(self, x: Tensor, taps: Collection[str]) -> dict[str, Tensor]:
-        """(B, 3, H, W) normalised -> the wanted taps; layers beyond the deepest are not run."""
-        maps: dict[str, Tensor] = {}
-        x = conv_bn(x, self.conv1, self.bn1)
-        x = F.max_pool2d(x, 3, stride=2, padding=1)
-        for name, block in self._blocks():
-            x = block(x)
-            if name in taps:
-                maps[name] = x
-                if len(maps) == len(taps):
-                    break
-        return maps
+        """(B, 3, H, W) normalised -> the wanted taps."""
+        x = F.max_pool2d(conv_bn(x, self.conv1, self.bn1), 3, stride=2, padding=1)
+        layers = (getattr(self, f"layer{stage}") for stage in (1, 2, 3, 4))
+        blocks = (block for layer in layers for block in layer)
+        return run_blocks(x, zip(self.taps, blocks, strict=True), taps)
 
 
 class Vgg16(nn.Module):
@@ -175,18 +177,14 @@ class Vgg16(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         inputs, self.taps, self._at = 3, {}, {}
-        for stage, (width, convs) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3)), start=1):
+        stages = {"pool1": (64, 2), "pool2": (128, 2), "pool3": (256, 3), "pool4": (512, 3)}
+        for name, (width, convs) in (stages | ({"conv5": (512, 3)} if conv5 else {})).items():
             for _ in range(convs):
                 layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
                 inputs = width
-            layers.append(nn.MaxPool2d(2))
-            self.taps[f"pool{stage}"] = width
-            self._at[len(layers) - 1] = f"pool{stage}"
-        if conv5:
-            for _ in range(3):
-                layers += [nn.Conv2d(inputs, inputs, 3, padding=1), nn.ReLU(inplace=True)]
-            self.taps["conv5"] = inputs
-            self._at[len(layers) - 1] = "conv5"
+            if name != "conv5":
+                layers.append(nn.MaxPool2d(2))
+            self.taps[name], self._at[len(layers) - 1] = width, name
         self.last = list(self.taps)[-1]
         self.features = nn.Sequential(*layers)
 
@@ -196,13 +194,8 @@ class Vgg16(nn.Module):
 
     def forward(self, x: Tensor, taps: Collection[str]) -> dict[str, Tensor]:
         """(B, 3, H, W) normalised -> the wanted taps."""
-        maps: dict[str, Tensor] = {}
-        for index, layer in enumerate(self.features):
-            x = layer(x)
-            name = self._at.get(index, "")
-            if name in taps:
-                maps[name] = x
-        return maps
+        layers = ((self._at.get(index, ""), layer) for index, layer in enumerate(self.features))
+        return run_blocks(x, layers, taps)
 
 
 class Small(nn.Module):
@@ -232,12 +225,7 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor, taps: Collection[str]) -> dict[str, Tensor]:
         """(B, 3, H, W) normalised -> the wanted taps."""
-        maps: dict[str, Tensor] = {}
-        for name, layer in zip(self.taps, self.layers, strict=True):
-            x = layer(x)
-            if name in taps:
-                maps[name] = x
-        return maps
+        return run_blocks(x, zip(self.taps, self.layers, strict=True), taps)
 
 
 class Timm(nn.Module):
@@ -343,6 +331,5 @@ def build_trunk(name: str, *, stride_in_1x1: bool = False) -> Trunk:
         return Small()
     if name.startswith("timm:"):
         return Timm(name.removeprefix("timm:"), pretrained=False)
-    raise ValueError(
-        f"unknown trunk {name!r}; choose resnet50, vgg16, vgg16-conv5, small or timm:NAME"
-    )
+    known = "resnet50, vgg16, vgg16-conv5, small or timm:NAME"
+    raise ValueError(f"unknown trunk {name!r}; choose {known}")

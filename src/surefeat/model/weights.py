@@ -32,12 +32,11 @@ def load_initial(trunk: Trunk, init: str | Path, *, name: str) -> None:
             f"{init}: {len(missing)} of {len(wanted)} tensors of {name} are missing, first "
             f"{missing[0]!r}; pass weights of {name} under its usual names, or --init none"
         )
-    for key, value in wanted.items():
-        if key in state and state[key].shape != value.shape:
-            raise ValueError(
-                f"{init}: {key} is {tuple(state[key].shape)}, {name} needs {tuple(value.shape)}; "
-                f"pass weights of {name}, or --init none"
-            )
+    for key in needed:
+        shape, own = tuple(state[key].shape), tuple(wanted[key].shape)
+        if shape != own:
+            fix = f"pass weights of {name}, or --init none"
+            raise ValueError(f"{init}: {key} is {shape}, {name} needs {own}; {fix}")
     check_finite({key: state[key] for key in needed}, what=str(init))
     trunk.load_state_dict({k: v.float() for k, v in state.items() if k in wanted}, strict=False)
 
