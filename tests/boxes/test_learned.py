@@ -142,12 +142,12 @@ def test_a_contact_sheet_shows_kept_and_dropped_boxes() -> None:
         Candidate(name, "sky", (1, 2, 9, 9), i / 20, "kept" if i >= 8 else "below the median")
         for i, name in enumerate(names)
     )
-    images = {name: torch.zeros(3, 12, 16, dtype=torch.uint8) for name in names}
+    image = torch.zeros(3, 12, 16, dtype=torch.uint8)
     shown = chosen(Selection(found), 6)
     assert [c.verdict for c in shown] == ["kept"] * 3 + ["below the median"] * 3
     assert shown[0].score == max(c.score for c in found)
     assert len(chosen(Selection(found[8:]), 30)) == 12
-    figure = contact_sheet(Selection(found), images, count=6)
+    figure = contact_sheet(Selection(found), lambda name: image, count=6)
     titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
     assert titles[0] == f"sky {shown[0].score:.3f}"
     assert "12 boxes kept (green) and 8 dropped" in figure.get_label()

@@ -158,4 +158,4 @@ def test_a_real_model_is_checked_on_drawn_images() -> None:
         found, auroc=plain.auroc, predicted_loss=plain.predicted_loss,
         calibration_error=plain.calibration_error,
     )  # fmt: skip
-    assert "gap" not in selfcheck_figure(plain).axes[2].get_title()
+    assert "gap" not in selfcheck_figure(plain.to_dict()).axes[2].get_title()

@@ -43,10 +43,9 @@ def test_training_curves_draws_what_was_logged() -> None:
         viz.training_curves([])
 
 
-@pytest.mark.parametrize("as_dictionary", [True, False])
-def test_selfcheck_figure_shows_its_numbers(as_dictionary: bool) -> None:
+def test_selfcheck_figure_shows_its_numbers() -> None:
     check = SelfCheck({0.025: 0.125, 0.1: 0.875}, math.nan, 0.625, 0.2, 0.3, 0.1, 400)
-    figure = viz.selfcheck_figure(check.to_dict() if as_dictionary else check)
+    figure = viz.selfcheck_figure(check.to_dict())
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert texts == ["0.125", "0.875", "not defined", "0.625", "0.200", "0.300"]
     bars = [patch.get_width() for patch in figure.axes[0].patches[2:]]

@@ -151,13 +151,20 @@ class Boxes:
 def _sheet(done: Predicted, labels: LabelledImages, count: int) -> str | None:
     """Draw the contact sheet; without matplotlib say what is missing."""
     try:
-        from surefeat.show.objects import contact_sheet, images_for
+        from surefeat.show.objects import contact_sheet
     except ImportError as error:
         say_not_drawn("contact sheet", error)
         return None
-    images = images_for(done.selection, labels.images, count=count)
-    if not images:
+    from surefeat.core.image import ImageLike, decode
+    from surefeat.match.proposals import item_bytes
+
+    items = {image.name: image.item for image in labels.images}
+
+    def read(name: str) -> ImageLike:
+        return decode(item_bytes(items[name]), name=name)
+
+    if count < 1 or not done.selection.candidates:
         return None
     path = done.folder / "sheet.png"
-    contact_sheet(done.selection, images, count=count).savefig(path, dpi=150)
+    contact_sheet(done.selection, read, count=count).savefig(path, dpi=150)
     return str(path)

@@ -9,18 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefeat.learn.selfcheck import SelfCheck
 from surefeat.model.probability import mean_predicted_loss, negative_log_density
-from surefeat.show.style import (
-    FAINT,
-    GREY,
-    MAP,
-    MINUS,
-    PALETTE,
-    SIGMA,
-    STYLE,
-    new_figure,
-)
+from surefeat.show.style import FAINT, GREY, MAP, MINUS, PALETTE, SIGMA, STYLE, new_figure
 
 try:
     from matplotlib import colormaps, rc_context
@@ -35,7 +25,8 @@ except ImportError as error:
 Logged = Mapping[str, Any]
 """A line of metrics.jsonl."""
 
-# Of the loss surface: scores to cut it at, and contours.
+# Of the loss surface: range of sigma, scores to cut it at, and contours.
+_SIGMAS = (0.005, 5.0)
 _CUTS = (0.2, 0.5, 0.7, 0.9, 0.99)
 _LEVELS = (-4, -3, -2, -1, 0, 1, 2, 4, 8, 16, 32, 64)
 
@@ -61,7 +52,7 @@ _PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
 
 
 @rc_context(STYLE)
-def loss_surface(*, sigma: tuple[float, float] = (0.005, 5.0), steps: int = 200) -> Figure:
+def loss_surface() -> Figure:
     """The paper's figure 3: -log p of a matching pair over its score and its uncertainty."""
     figure = new_figure(
         4.0, "What a matching pair costs. Left: over its score and uncertainty; the orange curve "
@@ -69,11 +60,11 @@ def loss_surface(*, sigma: tuple[float, float] = (0.005, 5.0), steps: int = 200)
         f" larger {SIGMA}, the less it costs, down to 0. Right: at five scores, minima marked."
     )  # fmt: skip
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    sigmas = torch.logspace(math.log10(sigma[0]), math.log10(sigma[1]), steps)
+    sigmas = torch.logspace(math.log10(_SIGMAS[0]), math.log10(_SIGMAS[1]), 200)
     _draw_surface(left, sigmas)
-    left.set(ylim=sigma)
+    left.set(ylim=_SIGMAS)
     _draw_cuts(right, sigmas)
-    right.set(xlim=sigma)
+    right.set(xlim=_SIGMAS)
     for axis in (left.yaxis, right.xaxis):
         _plain_log_ticks(axis)
     return figure
@@ -147,9 +138,8 @@ def _curves(axis: Axes, rows: Sequence[Logged], names: Mapping[str, str]) -> Non
         steps, values = zip(*logged, strict=True)
         shown = [100 * value for value in values] if name == "dead" else values
         marker = "o" if len(logged) < 25 else None
-        axis.plot(
-            steps, shown, color=PALETTE[number], label=label or None, marker=marker, markersize=3
-        )
+        (line,) = axis.plot(steps, shown, color=PALETTE[number], marker=marker, markersize=3)
+        line.set_label(label)
     if "sigma_p50" in names:
         band = [row for row in rows if "sigma_p10" in row and "sigma_p90" in row]
         axis.fill_between(
@@ -169,11 +159,10 @@ def _curves(axis: Axes, rows: Sequence[Logged], names: Mapping[str, str]) -> Non
 
 
 @rc_context(STYLE)
-def selfcheck_figure(check: SelfCheck | Mapping[str, Any]) -> Figure:
-    """The label-free check (or its dictionary, as in summary.json): right, known, calibrated."""
-    given = check.to_dict() if isinstance(check, SelfCheck) else dict(check)
+def selfcheck_figure(check: Mapping[str, Any]) -> Figure:
+    """The label-free check, as in summary.json: right, known, calibrated."""
     # JSON has no NaN: what could not be computed comes back as null.
-    values = {name: math.nan if value is None else value for name, value in given.items()}
+    values = {name: math.nan if value is None else value for name, value in check.items()}
     figure = new_figure(
         1.9, "The label-free check on held-out images: which share of matches under fresh warps is "
         "right, how well a number tells right from wrong ones, and predicted against actual loss "
@@ -182,10 +171,8 @@ def selfcheck_figure(check: SelfCheck | Mapping[str, Any]) -> Figure:
     accuracy, ranking, loss = figure.subplots(1, 3)
     right = {f"{100 * float(k[9:]):g} % of the side": v for k, v in values.items() if "@" in k}
     _bars(accuracy, right, title="Right matches, within", most=1.0)
-    _bars(
-        ranking, {"confidence": values["auroc"], "score": values["auroc_score"]},
-        title="AUROC, right against wrong", most=1.0,
-    )  # fmt: skip
+    ranked = {"confidence": values["auroc"], "score": values["auroc_score"]}
+    _bars(ranking, ranked, title="AUROC, right against wrong", most=1.0)
     ranking.axvline(0.5, color=GREY, linewidth=1, linestyle="--")
     ranking.set_xticks([0.5], ["chance"])
     losses = {"predicted": values["predicted_loss"], "actual": values["actual_loss"]}
@@ -205,11 +192,9 @@ def calibration_curve(
         "is the number of matches in its bin.", width=3.6,
     )  # fmt: skip
     axis = figure.subplots()
-    rows = [
-        (p, a, n) for p, a, n in zip(predicted, actual, count, strict=True) if p is not None and n
-    ]
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
-    xs, ys, sizes = zip(*rows, strict=True)
+    bins = zip(predicted, actual, count, strict=True)
+    xs, ys, sizes = zip(*(one for one in bins if one[0] is not None and one[2]), strict=True)
     axis.plot(xs, ys, color=PALETTE[0])
     most = max(sizes)
     axis.scatter(xs, ys, s=[20 + 160 * n / most for n in sizes], color=PALETTE[0], zorder=3)

@@ -1,8 +1,6 @@
 """Figures of features: warped views, confidence, channels, main directions as colours.
 
-Every function of this room returns a matplotlib Figure and shows nothing. Pictures are drawn in
-original pixels, pixel centres at integers. A figure's label says in a sentence what it shows;
-reports print it below.
+Pictures are drawn in original pixels, pixel centres at integers.
 """
 
 from __future__ import annotations
@@ -21,22 +19,26 @@ from surefeat.show import style
 
 try:
     from matplotlib import rc_context
+    from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
     from matplotlib.patheffects import withStroke
 except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
+Seen = tuple[Features, Tensor, Frame]
+"""Features of an image, its pixels as drawn and their frame."""
+
+_MARKED = 7  # points in a view
+
 
 @rc_context(style.STYLE)
-def views_sheet(
-    views: Views, points0: Tensor, points1: Tensor, *, pairs: int = 6, points: int = 7
-) -> Figure:
+def views_sheet(views: Views, points0: Tensor, points1: Tensor) -> Figure:
     """Warped views side by side; points (B, N, 2), view pixels, correspond row by row.
 
-    `points` of them, well spread and at most 8, are marked, each in one colour in both views.
+    Some of them, well spread, are marked, each in one colour in both views.
     """
-    count = min(pairs, len(views.view0))
+    count = len(views.view0)
     if not count:
         raise ValueError("no views to draw; pass at least one image")
     figure, axes = style.pairs_of_tiles(
@@ -46,7 +48,7 @@ def views_sheet(
     edge = [withStroke(linewidth=2.6, foreground=style.INK)]
     for row in range(count):
         both = torch.cat([points0[row], points1[row]], dim=-1).cpu()
-        chosen = _far_apart(both, min(points, len(style.PALETTE)), side=side)
+        chosen = _far_apart(both, _MARKED, side=side)
         for i, (view, places) in enumerate([(views.view0, points0), (views.view1, points1)]):
             axis = axes[row][i]
             style.show(axis, view[row].clamp(0, 1), Frame((side, side), (side, side)))
@@ -77,22 +79,16 @@ def confidence_map(
 ) -> Figure:
     """Each image beside its confidence 1/sigma, in original pixels, on one scale for all."""
     seen = _together(features, images)
-    figure, axes = style.pairs_of_tiles(
-        [_aspect(frame) for _, _, frame in seen],
+    figure, tiles = _photos_beside(
+        seen, "confidence",
         label=f"Confidence 1/{style.SIGMA} of the descriptors: bright where they can be trusted.",
     )  # fmt: skip
     # Sigma is read between cells, then inverted, as Features.confidence_at does.
     sigmas = [style.spread(maps.uncertainty[None], maps, frame)[0] for maps, _, frame in seen]
     confidences = [sigma.reciprocal() for sigma in sigmas]
     scale = _limits(torch.cat([values.flatten() for values in confidences]))
-    for number, ((maps, pixels, frame), confidence) in enumerate(
-        zip(seen, confidences, strict=True)
-    ):
-        plain, over = axes[number]
-        style.show(plain, pixels, frame)
-        style.small_title(plain, style.short_name(maps, number))
-        style.show_map(over, confidence, frame, scale=scale, over=pixels)
-        style.small_title(over, "confidence")
+    for axis, (_, pixels, frame), confidence in zip(tiles, seen, confidences, strict=True):
+        style.show_map(axis, confidence, frame, scale=scale, over=pixels)
     style.colour_bar(figure, figure.axes, scale, style.MAP, f"confidence 1/{style.SIGMA}")
     return figure
 
@@ -148,18 +144,13 @@ def pca(
     """
     seen = _together(features, images)
     colours = pca_colours([maps for maps, _, _ in seen], weighted=weighted)
-    figure, axes = style.pairs_of_tiles(
-        [_aspect(frame) for _, _, frame in seen],
-        label="Main directions of the descriptors as colours, shared by all images: "
-        "equal colours mean similar descriptors."
+    figure, tiles = _photos_beside(
+        seen, "descriptors", label="Main directions of the descriptors as colours, shared by all "
+        "images: equal colours mean similar descriptors."
         + (" Pale where confidence is low." if weighted else ""),
     )  # fmt: skip
-    for number, ((maps, pixels, frame), colour) in enumerate(zip(seen, colours, strict=True)):
-        plain, other = axes[number]
-        style.show(plain, pixels, frame)
-        style.small_title(plain, style.short_name(maps, number))
-        style.show(other, style.spread(colour, maps, frame).clamp(0, 1), frame)
-        style.small_title(other, "descriptors")
+    for axis, (maps, _, frame), colour in zip(tiles, seen, colours, strict=True):
+        style.show(axis, style.spread(colour, maps, frame).clamp(0, 1), frame)
     return figure
 
 
@@ -189,7 +180,7 @@ def pca_colours(features: Sequence[Features], *, weighted: bool = False) -> list
 
 def _together(
     features: Features | Sequence[Features], images: ImageLike | Sequence[ImageLike]
-) -> list[tuple[Features, Tensor, Frame]]:
+) -> list[Seen]:
     """Features, pixels and Frame of each image; what does not belong together is refused."""
     several = [features] if isinstance(features, Features) else list(features)
     pictures: list[ImageLike] = list(images) if isinstance(images, list | tuple) else [images]  # type: ignore[list-item]
@@ -206,6 +197,16 @@ def _together(
                 "(height, width); pass the image they were extracted from"
             )
     return seen
+
+
+def _photos_beside(seen: list[Seen], title: str, *, label: str) -> tuple[Figure, list[Axes]]:
+    """Every image, and beside it a tile of this title to draw on."""
+    figure, tiles = style.pairs_of_tiles([_aspect(frame) for _, _, frame in seen], label=label)
+    for number, ((maps, pixels, frame), (plain, other)) in enumerate(zip(seen, tiles, strict=True)):
+        style.show(plain, pixels, frame)
+        style.small_title(plain, style.short_name(maps, number))
+        style.small_title(other, title)
+    return figure, [other for _, other in tiles]
 
 
 def _aspect(frame: Frame) -> float:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from surefeat.boxes.select import Candidate, Selection
-from surefeat.core.image import ImageLike, decode
+from surefeat.core.image import ImageLike
 from surefeat.data.keypoints import Category, Labelled
-from surefeat.data.sources import PhotoLabels
-from surefeat.match.proposals import item_bytes
 from surefeat.show import style
 
 try:
@@ -97,18 +95,15 @@ def _ink(colour: str) -> str:
 
 @rc_context(style.STYLE)
 def contact_sheet(
-    selection: Selection, images: Mapping[str, ImageLike], *, count: int = 36
+    selection: Selection, read: Callable[[str], ImageLike], *, count: int = 36
 ) -> Figure:
     """At most `count` candidates, kept ones first in green, then dropped ones in orange.
 
-    images: by name; candidates without one are left out. Both halves are spread evenly over their
-    scores, best first.
+    read: the image of a name. Both halves are spread evenly over their scores, best first.
     """
-    shown = [box for box in chosen(selection, count) if box.name in images]
+    shown = chosen(selection, count)
     kept = selection.kept()
     dropped = len(selection.candidates) - len(kept)
-    if not shown:
-        raise ValueError("there is no box to draw; pass the images the selection was made from")
     rows = math.ceil(len(shown) / _COLUMNS)
     label = (
         f"{len(kept)} boxes kept (green) and {dropped} dropped (orange), evenly drawn from each, "
@@ -120,7 +115,7 @@ def contact_sheet(
     grid = figure.subplots(rows, _COLUMNS, squeeze=False)
     style.hide_frames(grid.flat)
     for axes, candidate in zip(grid.flat, shown, strict=False):
-        _draw_candidate(axes, candidate, images[candidate.name])
+        _draw_candidate(axes, candidate, read(candidate.name))
     return figure
 
 
@@ -130,15 +125,6 @@ def chosen(selection: Selection, count: int) -> list[Candidate]:
     dropped = [box for box in selection.candidates if box.verdict != "kept"]
     room = min(len(kept), max(count // 2, count - len(dropped)))
     return [*spread_over(kept, room), *spread_over(dropped, count - room)]
-
-
-def images_for(
-    selection: Selection, images: Sequence[PhotoLabels], *, count: int = 36
-) -> dict[str, ImageLike]:
-    """The pictures that a sheet of `count` needs, by name."""
-    wanted = {box.name for box in chosen(selection, count)}
-    items = {image.name: image.item for image in images if image.name in wanted}
-    return {name: decode(item_bytes(item), name=item.name) for name, item in items.items()}
 
 
 def spread_over(candidates: Sequence[Candidate], count: int) -> list[Candidate]:

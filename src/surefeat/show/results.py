@@ -8,20 +8,8 @@ from typing import Any
 
 from surefeat.core.files import write_text
 from surefeat.data.pairs import Pair
+from surefeat.measure import tables
 from surefeat.measure.results import Result, Score, pck_score
-from surefeat.measure.tables import (
-    ROUTES,
-    Table,
-    class_table,
-    control_table,
-    groups,
-    markdown,
-    measured_routes,
-    read_results,
-    route_table,
-    rule_table,
-    transposed,
-)
 from surefeat.show import style
 from surefeat.show.report import Section, write_page
 
@@ -53,8 +41,8 @@ def region_figure(results: Sequence[Result]) -> Figure:
     left, right = figure.subplots(1, 2)
     for number, result in enumerate(having):
         look: dict[str, Any] = {
-            "color": style.PALETTE[number % len(style.PALETTE)],
-            "linestyle": ("-", "--", ":")[number // len(style.PALETTE) % 3],
+            "color": style.colour_of(number),
+            "linestyle": "-" if number < len(style.PALETTE) else "--",
         }
         areas = [score.shown(score.of(result)) for score in (area, Score("miou area"))]
         label = "\n".join([result["row"], "   ".join(areas)])
@@ -75,7 +63,7 @@ def pck_figure(results: Sequence[Result]) -> Figure:
         "same with image 1 shifted, where knowing the place does not help."
     )  # fmt: skip
     axes = figure.subplots()
-    for colour, route in zip(style.PALETTE, ROUTES, strict=False):
+    for colour, route in zip(style.PALETTE, tables.ROUTES, strict=False):
         for shifted in (False, True):
             score = pck_score(route, rule, shifted=shifted)
             values = [(score.of(result), place) for place, result in enumerate(results)]
@@ -83,7 +71,7 @@ def pck_figure(results: Sequence[Result]) -> Figure:
             axes.plot(
                 [value for value, _ in known], [place for _, place in known], "o",
                 color=colour, markerfacecolor="white" if shifted else colour,
-                label=ROUTES[route] if known and not shifted else None,
+                label=tables.ROUTES[route] if known and not shifted else None,
             )  # fmt: skip
     axes.set_yticks(range(len(results)), [result["row"] for result in results])
     axes.set(xlabel="percent of keypoints", ylim=(-0.5, len(results) - 0.5))
@@ -136,7 +124,7 @@ def write_results(folder: Path, out: Path) -> Path:
     """Tables and figures of all matching results in a folder; returns OUT/index.html."""
     sections, text = [], [_MAIN]
     out.mkdir(parents=True, exist_ok=True)
-    for (benchmark, split), results in groups(read_results(folder)).items():
+    for (benchmark, split), results in tables.groups(tables.read_results(folder)).items():
         title = f"{benchmark} {split}"
         figures = [pck_figure(results)]
         if any("pcr" in result["curves"] for result in results):
@@ -145,12 +133,14 @@ def write_results(folder: Path, out: Path) -> Path:
         stem = f"{benchmark}-{split}".replace("/", "-").replace("\\", "-").lstrip(".")
         for name, figure in zip(("pck", "regions"), figures, strict=False):
             figure.savefig(out / f"{stem}-{name}.png", dpi=150)
-        sections.append(Section(title, _MAIN, figures=tuple(figures), table=route_table(results)))
-        text.append(f"## {title}\n\n{markdown(route_table(results))}")
+        sections.append(
+            Section(title, _MAIN, figures=tuple(figures), table=tables.route_table(results))
+        )
+        text.append(f"## {title}\n\n{tables.markdown(tables.route_table(results))}")
         for name, table in _details(results).items():
             note = _CONTROLS if name == _CONTROL_TITLE else ""
             sections.append(Section(f"{title}: {name}", note, table=table))
-            text.append(f"### {name}\n\n{markdown(table)}")
+            text.append(f"### {name}\n\n{tables.markdown(table)}")
     write_text(out / "results.md", "\n\n".join(text))
     return write_page(out / "index.html", "Semantic matching", sections, lead=_LEAD)
 
@@ -158,15 +148,15 @@ def write_results(folder: Path, out: Path) -> Path:
 _CONTROL_TITLE = "shifted, and regions"
 
 
-def _details(results: Sequence[Result]) -> dict[str, Table]:
+def _details(results: Sequence[Result]) -> dict[str, tables.Table]:
     """Tables by title: the shifted control, every rule by each route, classes by the first."""
-    tables = {_CONTROL_TITLE: control_table(results)}
-    routes = measured_routes(results)
+    by_title = {_CONTROL_TITLE: tables.control_table(results)}
+    routes = tables.measured_routes(results)
     for route in routes:
-        tables[f"{ROUTES[route]}, all rules"] = rule_table(results, route)
+        by_title[f"{tables.ROUTES[route]}, all rules"] = tables.rule_table(results, route)
     for route in routes[:1]:
-        by_class = class_table(results, pck_score(route, results[0]["rule"]))
+        by_class = tables.class_table(results, pck_score(route, results[0]["rule"]))
         wide = by_class and len(by_class[0]) > len(by_class)
-        title = f"{ROUTES[route]}, PCK@0.1 per class"
-        tables[title] = transposed(by_class) if wide else by_class
-    return {title: table for title, table in tables.items() if table and len(table[0]) > 1}
+        title = f"{tables.ROUTES[route]}, PCK@0.1 per class"
+        by_title[title] = tables.transposed(by_class) if wide else by_class
+    return {title: table for title, table in by_title.items() if table and len(table[0]) > 1}
