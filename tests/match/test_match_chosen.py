@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -126,21 +125,6 @@ def test_fitted_probability_ranks_and_is_calibrated_on_its_own_pairs(tmp_path: P
     assert again.probability[right].mean() > again.probability[~right].mean() + 0.1
     with pytest.raises(ValueError, match="matches by nearest neighbour"):
         match_points(features0, features1, reliability=fitted)
-
-
-@pytest.mark.parametrize(
-    "change", [{"voting": False}, {"voting": Voting(weight=0.3)}, {"lower_weight": 0.9}]
-)
-def test_a_probability_is_only_for_matches_found_as_it_was_fitted(change: dict[str, Any]) -> None:
-    pair = warped_pair("spline")
-    known = Reliability(
-        (1.0, 0.5, -0.5, 0.25), 0.1, (0.0,) * 4, (1.0,) * 4, matching_text(Voting(), POINT_WEIGHTS),
-        0.1, "pairs", 9,
-    )  # fmt: skip
-    own = [replace(features, reliability=known) for features in pair]
-    assert match_points(*own, count=20).probability is not None
-    assert match_points(*own, count=20, **change).probability is None
-    assert match_points(own[0], pair[1], count=20).probability is None
 
 
 def test_a_damaged_reliability_file_is_refused_and_a_missing_one_is_none(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_other_settings_than_the_fitted_ones_give_no_probability(small: DenseFea
     pair = small.extract([_photo((60, 80), 0), _photo((80, 70), 1)])
     assert match_points(*pair, count=9).probability is not None
     for changed in (
-        {"voting": False}, {"voting": Voting(weight=0.2)}, {"voting": Voting()},
+        {"voting": False}, {"voting": Voting(weight=0.2)}, {"voting": Voting(turned=0.0)},
         {"descriptor_weight": 1.0}, {"lower_weight": 0.5},
     ):  # fmt: skip
         assert match_points(*pair, count=9, **changed).probability is None, changed

@@ -214,7 +214,7 @@ class DenseFeatures(nn.Module):
     def from_pretrained(
         cls, source: str | Path | None = None, *, device: str | torch.device | None = None
     ) -> DenseFeatures:
-        """A model in eval mode: shipped (resnet50, one-way, vgg16), a folder or hub:OWNER/NAME.
+        """A model in eval mode: one that ships (see SHIPPED), a folder or hub:OWNER/NAME.
 
         The weights are checked against their hash; device: by default the best there is.
         """
