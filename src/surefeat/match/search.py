@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -74,7 +75,23 @@ class PoseVotes:
     first: Tensor
     """(2,): the offset (x, y) of the first bin, in cells."""
     histograms: Tensor
-    """(h0 * w0, By, Bx): per source cell its votes by offset, blurred."""
+    """(h0 * w0, By, Bx): per source cell its votes by offset."""
+    blur: float
+    """Over offsets, in cells."""
+
+    def around(self, near: Tensor) -> Tensor:
+        """Votes of all cells, which count by near (N, h0 * w0), blurred: (N, 1, By, Bx)."""
+        size = self.histograms.shape[1:]
+        # Blurring and adding up commute: few points have less to blur than all cells.
+        if len(near) < len(self.histograms):
+            total = _blur((near @ self.histograms.flatten(1)).reshape(-1, *size), self.blur)
+        else:
+            total = near @ self._blurred
+        return total.reshape(-1, 1, *size)
+
+    @cached_property
+    def _blurred(self) -> Tensor:
+        return _blur(self.histograms, self.blur).flatten(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +117,10 @@ class Votes:
         best = near.new_zeros(len(cells), len(targets))
         for number, votes in enumerate(self.poses):
             size = votes.histograms.shape[1:]
-            agreeing = (near @ votes.histograms.flatten(1)).reshape(-1, 1, *size)
             offsets = targets - (source @ votes.linear.T)[:, None] - votes.first
             # Beyond the outermost bin nobody has voted.
             inside = ((offsets >= 0) & (offsets <= offsets.new_tensor(size).flip(0) - 1)).all(-1)
-            read = sample(agreeing, offsets)[..., 0] * inside
+            read = sample(votes.around(near), offsets)[..., 0] * inside
             best = torch.maximum(best, read * (self.settings.turned if number else 1.0))
         top = best.amax(1, keepdim=True).clamp_min(torch.finfo(best.dtype).tiny)
         return (best / top).reshape(-1, *self.grid1)
@@ -153,8 +169,7 @@ def _binned(
     wide, high = (int(bins[..., i].max()) + 1 for i in (0, 1))
     histograms = votes.new_zeros(len(votes), high * wide)
     histograms.scatter_add_(1, bins[..., 1] * wide + bins[..., 0], votes)
-    # Blurring each cell's votes is the same as blurring the sums that points take over them.
-    return PoseVotes(linear, first, _blur(histograms.reshape(-1, high, wide), blur))
+    return PoseVotes(linear, first, histograms.reshape(-1, high, wide), blur)
 
 
 def _centred(cells: Tensor, grid: tuple[int, int]) -> Tensor:
