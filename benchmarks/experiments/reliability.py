@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.core.files import choose_device, environment, file_hash, write_json
-from surefeat.core.ranking import auroc, risk_by_coverage
+from surefeat.core.ranking import aurc, auroc
 from surefeat.data.benchmarks import development_pairs
 from surefeat.data.pairs import Pair, load_pairs
 from surefeat.match.points import Matches, match_points, matching_text
@@ -141,7 +141,7 @@ def judged(fitted: Reliability, matches: list[Matches], correct: list[Tensor]) -
     return {
         "matches": len(right), "right": round(right.double().mean().item(), 4),
         "auroc": {name: round(auroc(values, right), 4) for name, values in signed.items()},
-        "aurc": {n: round(float(risk_by_coverage(v, right).mean()), 4) for n, v in signed.items()},
+        "aurc": {n: round(aurc(v, right), 4) for n, v in signed.items()},
         "calibration": calibration(chance, right),
     }  # fmt: skip
 

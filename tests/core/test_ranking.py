@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefeat.core.ranking import (
+    aurc,
     auroc,
     expected_calibration_error,
-    risk_by_coverage,
 )
 
 ANSWERS = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=12)
@@ -57,7 +57,7 @@ def test_auroc_is_exact_on_many_answers() -> None:
 def test_risk_and_coverage_of_a_hand_computed_case() -> None:
     # By falling score: right, wrong, right, wrong.
     scores, correct = torch.tensor([0.9, 0.2, 0.8, 0.1]), torch.tensor([True, True, False, False])
-    assert risk_by_coverage(scores, correct).tolist() == pytest.approx([0, 1 / 2, 1 / 3, 1 / 2])
+    assert aurc(scores, correct) == pytest.approx((0 + 1 / 2 + 1 / 3 + 1 / 2) / 4)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
@@ -67,15 +67,14 @@ def test_risk_with_ties_is_the_mean_over_their_orders(answers: list[tuple[int, b
         ranked = sorted(order, key=lambda answer: -answer[0])  # stable: ties keep this order
         wrong = np.cumsum([not c for _, c in ranked])
         areas.append(float((wrong / np.arange(1, len(ranked) + 1)).mean()))
-    risk = risk_by_coverage(
-        torch.tensor([float(s) for s, _ in answers]), torch.tensor([c for _, c in answers])
-    )
-    assert float(risk.mean()) == pytest.approx(sum(areas) / len(areas))
+    scores = torch.tensor([float(s) for s, _ in answers])
+    correct = torch.tensor([c for _, c in answers])
+    assert aurc(scores, correct) == pytest.approx(sum(areas) / len(areas))
 
 
 def test_a_useless_score_has_the_overall_error_as_area() -> None:
     correct = torch.tensor([True, False, True, True])
-    assert float(risk_by_coverage(torch.zeros(4), correct).mean()) == pytest.approx(0.25)
+    assert aurc(torch.zeros(4), correct) == pytest.approx(0.25)
 
 
 def test_calibration_error_of_equally_filled_bins_agrees_with_numpy() -> None:
@@ -95,4 +94,4 @@ def test_ranking_says_what_is_wrong_with_its_input() -> None:
     with pytest.raises(ValueError, match="NaN"):
         auroc(torch.tensor([0.1, math.nan]), some)
     with pytest.raises(ValueError, match=r"must both be \(N,\)"):
-        risk_by_coverage(torch.zeros(3), some)
+        aurc(torch.zeros(3), some)

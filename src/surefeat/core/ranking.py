@@ -23,18 +23,19 @@ def auroc(scores: Tensor, correct: Tensor) -> float:
     return float((rank_sum - positive * (positive + 1) / 2) / (positive * negative))
 
 
-def risk_by_coverage(scores: Tensor, correct: Tensor) -> Tensor:
-    """(N,) share of wrong answers among the 1, 2, ..., N best-scored ones; (N,) and (N,) bool.
+def aurc(scores: Tensor, correct: Tensor) -> float:
+    """Share of wrong answers among the 1, 2, ..., N best-scored, on average. (N,) and (N,) bool.
 
-    Its mean is the AURC: lower is better, the overall error for a useless score. Tied scores count
-    as if in random order, by expectation, however the answers happen to be listed.
+    Lower is better, the overall error for a useless score. Tied scores count as if in random
+    order, by expectation, however the answers happen to be listed.
     """
     scores, correct = _checked(scores, correct)
     block, count = _ties(-scores)
     wrong = torch.zeros(len(count), dtype=torch.float64, device=scores.device)
     wrong.index_add_(0, block, (~correct).double())
     in_order = (wrong / count).repeat_interleave(count)
-    return in_order.cumsum(0) / torch.arange(1, len(scores) + 1, device=scores.device)
+    answered = torch.arange(1, len(scores) + 1, device=scores.device)
+    return float((in_order.cumsum(0) / answered).mean())
 
 
 def expected_calibration_error(predicted: Tensor, actual: Tensor, *, bins: int = 10) -> float:

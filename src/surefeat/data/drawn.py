@@ -240,11 +240,6 @@ class Pose:
         straight: Points = (bent - self.slide) / (1 - self.slide * bent)
         return straight
 
-    @property
-    def pixel(self) -> float:
-        """Side of a pixel in canonical units, on average."""
-        return float(1 / np.sqrt(np.linalg.det(self.linear)))
-
 
 def _sway(t: Points, wave: Points) -> Points:
     offset: Points = wave[0] * np.sin(wave[1] * t + wave[2])
@@ -262,7 +257,9 @@ def draw(category: int, *, size: int, generator: np.random.Generator) -> Instanc
     rows, columns = np.indices((size, size), dtype=np.float64)
     canonical = pose.inverse(np.stack([columns, rows], axis=-1))
     picture = background(size=size, generator=generator)
-    shown = paint(picture, kind.parts, canonical, pixel=pose.pixel, generator=generator)
+    # The side of a pixel in canonical units, on average.
+    pixel = float(1 / np.sqrt(np.linalg.det(pose.linear)))
+    shown = paint(picture, kind.parts, canonical, pixel=pixel, generator=generator)
     # A grown outline may pass the canonical frame by a fraction of a pixel.
     mask = (shown > 0.5) & (np.abs(canonical) <= 1).all(axis=-1)
     if generator.random() < 0.25:

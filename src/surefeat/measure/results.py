@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from surefeat.core.files import environment, write_text
-from surefeat.core.ranking import auroc, expected_calibration_error, risk_by_coverage
+from surefeat.core.ranking import aurc, auroc, expected_calibration_error
 from surefeat.data.benchmarks import CONVENTIONS, Convention
 from surefeat.data.pairs import Pair
 from surefeat.measure.material import Case, Material
@@ -178,9 +178,7 @@ def _add_ranking(result: Result, score: Score, matches: Sequence[Record], right:
         values = torch.tensor([value for match in matches for value in match[sign]])
         result["metrics"] |= {
             str(replace(score, kind="auroc", sign=sign)): auroc(values, right),
-            str(replace(score, kind="aurc", sign=sign)): float(
-                risk_by_coverage(values, right).mean()
-            ),
+            str(replace(score, kind="aurc", sign=sign)): float(aurc(values, right).mean()),
         }
 
 
