@@ -62,7 +62,7 @@ def precisions(
     shown = [each.photo.image for each in scored]
     rows: dict[tuple[str, str], dict[str, Found]] = {}
     for each in scored:
-        boxes, totals = each.photo.proposals, each.image_scores().cpu()
+        boxes, totals = each.photo.proposals, each.scores.sum(0).cpu()
         fixed = controls(boxes, each.photo.size)
         detected = {
             name: suppress(boxes, agreed(boxes, each.scores, power))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from surefeat.data.decode import (
 from surefeat.data.sources import find_images
 from surefeat.learn.config import DataConfig
 from surefeat.learn.pretrain import Pictures, load_pictures, split
-from tiny import SIDE, canvas, images, tiny
+from tiny import SIDE, images, tiny
 
 CPU = torch.device("cpu")
 
@@ -89,16 +88,6 @@ def test_images_come_in_the_same_order_from_device_host_and_stream(
         found = listed(other, steps=steps, part=part)
         assert len(found) == len(expected)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-def test_batches_use_only_the_rows_they_are_given() -> None:
-    whole = canvas(9)
-    used = Batches(whole, device=CPU, rows=[1, 4, 8])
-    pixels = torch.cat(listed(used, steps=range(6), part=Part())[::2])
-    found = Counter(
-        next(i for i in range(9) if torch.equal(image, whole.pixels[i])) for image in pixels
-    )
-    assert found == {1: 8, 4: 8, 8: 8}
 
 
 def test_a_stream_names_the_bad_files_it_met(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_the_paper_preset_learns_by_adagrad_with_the_printed_rates(
         made.append(make_optimiser(*args, **more))
         return made[0]
 
-    monkeypatch.setattr("surefeat.learn.pretrain.make_optimiser", watched)
+    monkeypatch.setattr("surefeat.learn.loop.make_optimiser", watched)
     config = replace(tiny(), train=replace(preset("paper").train, steps=1, batch=4))
     _, model, _ = go(tmp_path / "run", config)
     assert isinstance(made[0], torch.optim.Adagrad)

@@ -141,7 +141,7 @@ class Detector(nn.Module):
         return maps
 
     def pooled(self, maps: Tensor, cells: Tensor) -> Tensor:
-        """What fc6 sees of the boxes (B, R, D): see `forward`."""
+        """What fc6 sees of the boxes: (B, R, D)."""
         return pool(maps, cells, size=self.config.pooled) * self.scale
 
     def forward(
@@ -223,9 +223,8 @@ def _trunk(config: DetectorConfig) -> Trunk:
 
 
 def _vgg16_state(init: str | Path) -> dict[str, Tensor]:
-    if str(init) != "imagenet":
-        return read_weights(Path(init))
     from torchvision.models import VGG16_Weights
 
-    state: dict[str, Tensor] = VGG16_Weights.IMAGENET1K_V1.get_state_dict(check_hash=True)
-    return state
+    if str(init) != "imagenet":
+        return read_weights(Path(init))
+    return dict(VGG16_Weights.IMAGENET1K_V1.get_state_dict(check_hash=True))

@@ -120,10 +120,6 @@ class Scored:
     scores: Tensor
     """(R, K) in [0, 1]: mean over scales and flips, for the photo's R proposals."""
 
-    def image_scores(self) -> Tensor:
-        """(K,): sum over regions, how sure the detector is that the photo shows each class."""
-        return self.scores.sum(0)
-
 
 def score_photos(
     detector: Detector, photos: Sequence[Photo], *, scales: Sequence[int], flips: bool = True

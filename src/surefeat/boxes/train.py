@@ -28,17 +28,7 @@ from surefeat.boxes.photos import (
 from surefeat.core.files import choose_device
 from surefeat.data.decode import Skipped, batch_indices
 from surefeat.data.sources import LabelledImages
-from surefeat.learn.loop import (
-    Job,
-    Log,
-    Schedule,
-    Taken,
-    descend,
-    make_optimiser,
-    open_job,
-    progress_bar,
-    run_steps,
-)
+from surefeat.learn import loop
 from surefeat.learn.runs import Run, list_skipped
 from surefeat.model.features import box_cells
 
@@ -151,24 +141,24 @@ def learn_boxes(
     detector.eval()
     if detector.scale.device.type == "cuda":
         detector.trunk.to(memory_format=torch.channels_last)
-    optimiser = make_optimiser(
+    optimiser = loop.make_optimiser(
         "adamw", [(detector.parameters(), config.lr)], weight_decay=config.weight_decay
     )
     steps = math.ceil(config.epochs * len(photos) / config.batch)
-    with progress_bar(steps, ("loss", "regulariser", "images_per_s"), quiet=quiet) as report:
-        job = open_job(Job(
-            detector, optimiser, run, Schedule(steps, config.log_every, config.checkpoint_every),
-            Log(detector.scale.device, batch=config.batch, unit="images"),
-            advice="lower --learn.lr", report=report,
+    schedule = loop.Schedule(steps, config.log_every, config.checkpoint_every)
+    log = loop.Log(detector.scale.device, batch=config.batch, unit="images")
+    with loop.progress_bar(steps, ("loss", "regulariser", "images_per_s"), quiet=quiet) as report:
+        job = loop.open_job(loop.Job(
+            detector, optimiser, run, schedule, log, advice="lower --learn.lr", report=report
         ))  # fmt: skip
         # Photos of many sizes: a search for the best kernels of each would take longer than it won.
-        run_steps(job, box_steps(detector, photos, job, config), fast=False)
+        loop.run_steps(job, box_steps(detector, photos, job, config), fast=False)
     return steps
 
 
 def box_steps(
-    detector: Detector, photos: Sequence[Photo], job: Job, config: LearnConfig
-) -> Iterator[Taken]:
+    detector: Detector, photos: Sequence[Photo], job: loop.Job, config: LearnConfig
+) -> Iterator[loop.Taken]:
     """Maps of a batch at one scale, its proposals, the losses of its labels: until the last step.
 
     The second half goes at a tenth of the rate [P].
@@ -189,7 +179,7 @@ def box_steps(
             scores, hidden, boxes.boxes, shown, boxes.valid, overlap=config.overlap
         ).mean()
         factor = 1.0 if 2 * step < job.schedule.steps else 0.1
-        descend(job.optimiser, loss + config.regulariser * pull, factor=factor)
+        loop.descend(job.optimiser, loss + config.regulariser * pull, factor=factor)
         yield {"loss": loss, "regulariser": pull}
 
 

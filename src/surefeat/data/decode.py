@@ -229,21 +229,10 @@ def _permutation(count: int, *, seed: int, epoch: int) -> Tensor:
 
 
 class Batches:
-    """Batches of a decoded canvas, kept on the device or in host memory.
+    """Batches of a decoded canvas, kept on the device or in host memory."""
 
-    rows: those of its images to use, None = all; a copy of the others' share may not fit.
-    """
-
-    def __init__(
-        self,
-        canvas: Canvas,
-        *,
-        device: torch.device,
-        memory: Memory = "host",
-        rows: Sequence[int] | None = None,
-    ) -> None:
-        self.rows = torch.as_tensor(range(len(canvas.names)) if rows is None else rows)
-        self.device = device
+    def __init__(self, canvas: Canvas, *, device: torch.device, memory: Memory = "host") -> None:
+        self.bad, self.device = canvas.skipped, device
         on = device if memory == "device" else torch.device("cpu")
         self.pixels, self.sizes = canvas.pixels.to(on), canvas.sizes.to(on)
 
@@ -252,9 +241,13 @@ class Batches:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(pixels (b, 3, S, S) uint8, sizes (b, 2)) of each step, on the device."""
         for step in steps:
-            picked = batch_indices(step, batch=batch, count=len(self.rows), seed=seed)
-            rows = _upload(self.rows[picked[part.rows(batch)]], self.pixels.device)
+            picked = batch_indices(step, batch=batch, count=len(self.pixels), seed=seed)
+            rows = _upload(picked[part.rows(batch)], self.pixels.device)
             yield _upload(self.pixels[rows], self.device), _upload(self.sizes[rows], self.device)
+
+    def skipped(self) -> tuple[Skipped, ...]:
+        """The bad files of the canvas."""
+        return self.bad
 
 
 def _upload(tensor: Tensor, device: torch.device) -> Tensor:

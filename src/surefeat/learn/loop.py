@@ -166,7 +166,9 @@ def log_and_check(job: Job, taken: Taken) -> Values:
 
 def refuse_bad(job: Job, values: Values) -> None:
     """NaN, and whatever the training itself complains of, end the run with a plain message."""
-    finite = all_finite(state_tensors(job.model, job.optimiser))
+    tensors = state_tensors(job.model, job.optimiser).values()
+    # Collected on one device, so that the host waits for it once.
+    finite = bool(torch.stack([t.isfinite().all().to(job.log.device) for t in tensors]).all())
     reason = job.complain and job.complain(job.progress.step, values)
     if not math.isfinite(values["loss"]) or not finite:
         state = "" if finite else "not "
@@ -195,12 +197,6 @@ def save_checkpoint(job: Job) -> None:
     if job.log.part.rank == 0:
         tensors = state_tensors(job.model, job.optimiser)
         job.run.save_checkpoint(Checkpoint(job.progress.step, tensors, vars(job.progress)))
-
-
-def all_finite(tensors: dict[str, Tensor]) -> bool:
-    """Whether no tensor holds NaN or infinity; the host waits for the device once."""
-    device = next(iter(tensors.values())).device
-    return bool(torch.stack([t.isfinite().all().to(device) for t in tensors.values()]).all())
 
 
 def told_to_stop(job: Job, *, asked: bool) -> bool:

@@ -107,7 +107,8 @@ def pair_loss(
     mined = mine(inner.detach(), sigma0.detach(), sigma1.detach(), points1, counts, config)
     # Only what is mined is scored with gradients.
     far = inner.gather(-1, mined.far)
-    far_sigma = (sigma0[:, :, None] + _take(sigma1, mined.far)) / 2
+    far_sigma1 = sigma1.gather(1, mined.far.flatten(1)).view_as(mined.far)
+    far_sigma = (sigma0[:, :, None] + far_sigma1) / 2
     near = inner.flatten().gather(0, mined.near)
     anchor, image = mined.near // inner.shape[2], mined.near // inner[0].numel()
     other = image * inner.shape[2] + mined.near % inner.shape[2]
@@ -184,24 +185,14 @@ def mine(
 def pair_cost(inner: Tensor, sigma: Tensor, *, match: bool, config: LossConfig) -> Tensor:
     """What each pair costs, from its inner product and mean uncertainty, same shapes."""
     if config.kind == "contrastive":
-        return _contrastive(inner, match=match, margin=config.margin)
+        # UCN's loss (Choy et al. 2016) on unit descriptors, where d^2 = 2 - 2 <., .>. The floor
+        # keeps the root's gradient finite where two descriptors coincide.
+        square = (2 - 2 * inner).clamp_min(0)
+        apart = (config.margin - square.clamp_min(1e-8).sqrt()).clamp_min(0).square()
+        return (square if match else apart) / 2
     score = inner.clamp_min(0)
     loss = 1 - score if match else score
     return negative_log_density(loss, sigma) if config.kind == "probabilistic" else loss
-
-
-def _take(values: Tensor, index: Tensor) -> Tensor:
-    """values (B, M) at index (B, N, K) -> (B, N, K)."""
-    return values.gather(1, index.flatten(1)).view_as(index)
-
-
-def _contrastive(inner: Tensor, *, match: bool, margin: float) -> Tensor:
-    """UCN's loss (Choy et al. 2016) on unit descriptors, where d^2 = 2 - 2 <., .>."""
-    square = (2 - 2 * inner).clamp_min(0)
-    if match:
-        return square / 2
-    # The floor keeps the root's gradient finite where two descriptors coincide.
-    return (margin - square.clamp_min(1e-8).sqrt()).clamp_min(0).square() / 2
 
 
 # Sigma's 10th percentile above this: not even the most confident tenth claims to know anything.

@@ -30,23 +30,8 @@ from surefeat.data.decode import (
     decode_all,
 )
 from surefeat.data.sources import CONTEXT, find_images
+from surefeat.learn import loop
 from surefeat.learn.config import Config, DataConfig, TrainConfig, check_numbers, preset
-from surefeat.learn.loop import (
-    Job,
-    Log,
-    Progress,
-    Report,
-    Schedule,
-    Taken,
-    Values,
-    descend,
-    join_processes,
-    make_optimiser,
-    open_job,
-    progress_bar,
-    rate,
-    run_steps,
-)
 from surefeat.learn.loss import make_step, reason_to_stop, step_draws
 from surefeat.learn.runs import Run, list_skipped
 from surefeat.learn.selfcheck import SelfCheck, self_check
@@ -70,7 +55,7 @@ class Pretrained:
 
     model: DenseFeatures
     folder: Path
-    progress: Progress
+    progress: loop.Progress
     check: SelfCheck | None
     """The label-free check on held-out images; None when nothing was held out."""
     skipped: tuple[Skipped, ...]
@@ -105,7 +90,7 @@ def pretrain(
     """
     config = config or preset("ours")
     check_numbers(config)
-    part, device = join_processes(device)
+    part, device = loop.join_processes(device)
     quiet = quiet or part.rank > 0
     items = find_images(
         source, images=images, crop=crop, keep=keep, categories=categories, context=context,
@@ -122,7 +107,7 @@ def pretrain(
         return self_check(model, apart.pixels, apart.sizes, warp=config.warp, colour=config.colour)
 
     folder = run.folder / "tensorboard" if tensorboard and part.rank == 0 else None
-    with progress_bar(config.train.steps, _SHOWN, quiet=quiet, tensorboard=folder) as report:
+    with loop.progress_bar(config.train.steps, _SHOWN, quiet=quiet, tensorboard=folder) as report:
         progress = train(
             model, pictures.batches, run, config, part=part, report=report, overfit=bool(overfit),
             check=(lambda current: check(current).to_dict()) if apart.names else None,
@@ -179,13 +164,10 @@ class Pictures:
     """Those to check on, never learned from; perhaps none."""
     names: tuple[str, ...]
     """Of the images to learn from, in order."""
-    read_skipped: tuple[Skipped, ...]
-    """What could not be decoded at the start; a stream meets its bad files on the way."""
 
     def skipped(self) -> tuple[Skipped, ...]:
-        """What could not be decoded so far."""
-        met = self.batches.skipped() if isinstance(self.batches, StreamedBatches) else ()
-        return self.read_skipped + met
+        """What could not be decoded so far; a stream meets its bad files on the way."""
+        return self.batches.skipped() + self.held_out.skipped
 
 
 def load_pictures(
@@ -205,19 +187,17 @@ def load_pictures(
     held_out = decode_all(apart, side=side, workers=workers)
     if memory == "stream":
         stream = StreamedBatches(learn, side=side, workers=workers, device=device)
-        return Pictures(stream, held_out, tuple(i.name for i in learn), held_out.skipped)
+        return Pictures(stream, held_out, tuple(item.name for item in learn))
     with tqdm(total=len(learn), desc="reading images", unit="img", disable=quiet) as bar:
         canvas = decode_all(
             learn, side=side, workers=workers, progress=lambda done: bar.update(done - bar.n)
         )
-    skipped = canvas.skipped + held_out.skipped
     if not canvas.names:
-        reasons = "; ".join(f"{entry.name} {entry.reason}" for entry in skipped[:3])
+        reasons = "; ".join(f"{entry.name} {entry.reason}" for entry in canvas.skipped[:3])
         raise ValueError(f"none of the {len(learn)} files is a readable image: {reasons}")
     if len(canvas.names) < _FEW and not overfit:
         _LOG.warning("only %d images: expect features of those images alone", len(canvas.names))
-    batches = Batches(canvas, device=device, memory=memory)
-    return Pictures(batches, held_out, canvas.names, skipped)
+    return Pictures(Batches(canvas, device=device, memory=memory), held_out, canvas.names)
 
 
 def split(items: Sequence[Item], *, held_out: int, seed: int) -> tuple[list[Item], list[Item]]:
@@ -265,11 +245,10 @@ def _read(
         apart, names = pictures.held_out.names, "\n".join(pictures.names)
         run.store_images({
             "images": len(pictures.names), "sha256": hashlib.sha256(names.encode()).hexdigest(),
-            "held_out": len(apart), "held_out_names": apart,
-            "skipped": len(pictures.read_skipped),
+            "held_out": len(apart), "held_out_names": apart, "skipped": len(pictures.skipped()),
         })  # fmt: skip
         write_text(run.learned_file, names + "\n")
-        list_skipped(run.folder, pictures.read_skipped)
+        list_skipped(run.folder, pictures.skipped())
     return pictures
 
 
@@ -283,10 +262,10 @@ def train(
     config: Config,
     *,
     part: Part | None = None,
-    check: Callable[[DenseFeatures], Values] | None = None,
-    report: Report | None = None,
+    check: Callable[[DenseFeatures], loop.Values] | None = None,
+    report: loop.Report | None = None,
     overfit: bool = False,
-) -> Progress:
+) -> loop.Progress:
     """Train until the last step or a plateau, continuing from the newest checkpoint if any.
 
     check: label-free check, called every `check_every` steps; report: called with each log line;
@@ -298,29 +277,30 @@ def train(
         model.to(memory_format=torch.channels_last)
     rates = [(model.head.parameters(), settings.head_lr), (model.trunk.parameters(), settings.lr)]
 
-    def check_held_out() -> Values:
+    def check_held_out() -> loop.Values:
         # Held-out images must not enter the statistics of a batch norm that learns.
         assert check is not None
         values = check(model.eval())
         model.set_trained(settings.trained, batch_norm=settings.batch_norm)
         return values
 
-    optimiser = make_optimiser(settings.optimiser, rates, weight_decay=settings.weight_decay)
-    schedule = Schedule(
+    optimiser = loop.make_optimiser(settings.optimiser, rates, weight_decay=settings.weight_decay)
+    schedule = loop.Schedule(
         settings.steps, settings.log_every, settings.checkpoint_every, settings.check_every,
         settings.patience,
     )  # fmt: skip
-    job = open_job(Job(
-        model, optimiser, run, schedule, Log(device, batch=settings.batch, unit="pairs", part=part),
+    log = loop.Log(device, batch=settings.batch, unit="pairs", part=part)
+    job = loop.open_job(loop.Job(
+        model, optimiser, run, schedule, log,
         advice="lower --train.lr, or set --train.clip 1", check=check and check_held_out,
         complain=lambda step, values: reason_to_stop(step, values, config.loss), report=report,
     ))  # fmt: skip
-    return run_steps(job, pair_steps(model, batches, job, config, overfit), fast=settings.amp)
+    return loop.run_steps(job, pair_steps(model, batches, job, config, overfit), fast=settings.amp)
 
 
 def pair_steps(
-    model: DenseFeatures, batches: Feed, job: Job, config: Config, overfit: bool
-) -> Iterator[Taken]:
+    model: DenseFeatures, batches: Feed, job: loop.Job, config: Config, overfit: bool
+) -> Iterator[loop.Taken]:
     """Two views of every image of a batch, all pairs of their points, a step: until the last."""
     settings, part, device = config.train, job.log.part, job.log.device
     take = make_step(_shared(model, part, settings), config, device)
@@ -330,8 +310,8 @@ def pair_steps(
         draws = step_draws(seen, config, device).part(part.rows(settings.batch))
         hold = torch.full((), step < config.loss.sigma_warmup, device=device)
         loss, sigma = take(pixels, sizes, draws, hold)
-        factor = rate(step, settings.steps, warmup=settings.lr_warmup, decay=settings.decay)
-        descend(job.optimiser, loss.total, factor=factor, clip=settings.clip)
+        factor = loop.rate(step, settings.steps, warmup=settings.lr_warmup, decay=settings.decay)
+        loop.descend(job.optimiser, loss.total, factor=factor, clip=settings.clip)
         yield {"loss": loss.total, "positive": loss.positive_score,
                "negative": loss.negative_score, "dead": loss.dead_positives,
                "sigma": sigma}  # fmt: skip
@@ -357,7 +337,7 @@ def _shared(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module:
 
 def _write(run: Run, done: Pretrained, pictures: Pictures) -> None:
     """The model, its summary, and six held-out images for the report."""
-    if len(done.skipped) > len(pictures.read_skipped):
+    if isinstance(pictures.batches, StreamedBatches):
         list_skipped(run.folder, done.skipped)
     done.model.save_pretrained(run.folder / "model")
     summary: dict[str, Any] = {"steps": done.progress.step, "seconds": done.progress.seconds}
