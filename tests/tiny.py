@@ -28,10 +28,11 @@ from surefeat.boxes.network import Detector
 from surefeat.boxes.train import fit_boxes
 from surefeat.core.geometry import Frame, apply_affine, cell_centres, fit_thin_plate, normalise
 from surefeat.core.image import resize
+from surefeat.data.coco import make_category
 from surefeat.data.decode import Batches, Canvas, Item, Place
 from surefeat.data.drawn import correspondences, draw_many, write_folder
 from surefeat.data.drawn_categories import CATEGORIES
-from surefeat.data.keypoints import KeypointSet, Labelled, make_category, write_coco
+from surefeat.data.keypoints import KeypointSet, Labelled, write_coco
 from surefeat.data.pairs import load_pairs
 from surefeat.data.sources import find_labels
 from surefeat.keypoints.config import FewShot, KeypointConfig

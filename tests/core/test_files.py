@@ -30,7 +30,7 @@ from surefeat.core.files import (
     write_model,
     write_tensors,
 )
-from surefeat.data.keypoints import make_category
+from surefeat.data.coco import make_category
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.keypoints.head import KeypointHead

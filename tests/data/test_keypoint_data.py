@@ -13,8 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
+from surefeat.data.coco import make_category
 from surefeat.data.drawn import draw_many, write_folder
-from surefeat.data.keypoints import KeypointSet, make_category, read_coco, write_coco
+from surefeat.data.keypoints import KeypointSet, read_coco, write_coco
 
 NAMES = ["left_ear", "right_ear", "nose"]
 

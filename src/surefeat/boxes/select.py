@@ -34,7 +34,7 @@ from surefeat.boxes.photos import (
 )
 from surefeat.core.files import write_text
 from surefeat.core.geometry import box_iou
-from surefeat.data.coco import Annotation, Coco, CocoCategory, CocoImage, write_annotations
+from surefeat.data.coco import Annotation, Coco, CocoImage, make_category, write_annotations
 from surefeat.data.decode import Skipped
 from surefeat.data.sources import LabelledImages, PhotoLabels
 from surefeat.learn.runs import list_skipped
@@ -247,7 +247,7 @@ def to_coco(
         for candidate in selection.kept()
     )  # fmt: skip
     images = tuple(CocoImage(name, size) for name, size in sizes.items())
-    return Coco(images, tuple(CocoCategory(name) for name in categories), annotations)
+    return Coco(images, tuple(make_category(name, ()) for name in categories), annotations)
 
 
 def to_csv(selection: Selection) -> str:

@@ -8,6 +8,7 @@ a box of one pixel has x1 == x2 and width x2 - x1 + 1. Sizes are (height, width)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -165,29 +166,12 @@ class Frame:
         return moved + torch.tensor([0.5, 0.5, -0.5, -0.5], dtype=boxes.dtype, device=boxes.device)
 
 
-@dataclass(frozen=True)
-class ThinPlate:
-    """A thin-plate spline (kernel r^2 log r, no smoothing) through given point pairs."""
+def fit_thin_plate(points0: Tensor, points1: Tensor) -> Callable[[Tensor], Tensor]:
+    """The thin-plate spline, (M, 2) -> (M, 2), that maps points0 (N, 2) exactly onto points1.
 
-    centres: Tensor
-    """(N, 2) source points."""
-    weights: Tensor
-    """(N, 2) kernel weights."""
-    affine: Tensor
-    """(3, 2): constant, x and y terms."""
-
-    def __call__(self, points: Tensor) -> Tensor:
-        """(M, 2) -> (M, 2)."""
-        ones = torch.ones_like(points[:, :1])
-        kernel = _thin_plate_kernel(points, self.centres)
-        return kernel @ self.weights + torch.cat([ones, points], dim=1) @ self.affine
-
-
-def fit_thin_plate(points0: Tensor, points1: Tensor) -> ThinPlate:
-    """The spline that maps points0 (N, 2) exactly onto points1 (N, 2).
-
-    Fewer than three points, or points on one line, leave the affine part undetermined: the
-    least-norm solution is taken, which for a single pair is a mere shift.
+    Its kernel is r^2 log r, without smoothing. Fewer than three points, or points on one line,
+    leave the affine part undetermined: the least-norm solution is taken, which for a single pair
+    is a mere shift.
     """
     centre = points0.double().mean(0)
     source, target = points0.double() - centre, points1.double()
@@ -198,11 +182,17 @@ def fit_thin_plate(points0: Tensor, points1: Tensor) -> ThinPlate:
     # Residual to the shift keeps the least-norm solution of degenerate sets near the identity.
     right = torch.cat([target - source, target.new_zeros(3, 2)])
     solution = torch.linalg.lstsq(torch.cat([top, bottom]), right, driver="gelsd").solution
-    affine = solution[count:].clone()
+    affine: Tensor = solution[count:].clone()
     affine[1:] += torch.eye(2, dtype=affine.dtype)
     affine[0] -= centre @ affine[1:]
-    dtype = points0.dtype
-    return ThinPlate(points0, solution[:count].to(dtype), affine.to(dtype))
+    weights: Tensor = solution[:count].to(points0.dtype)
+    affine = affine.to(points0.dtype)
+
+    def spline(points: Tensor) -> Tensor:
+        straight = torch.cat([torch.ones_like(points[:, :1]), points], dim=1) @ affine
+        return straight + _thin_plate_kernel(points, points0) @ weights
+
+    return spline
 
 
 def _thin_plate_kernel(points: Tensor, centres: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,13 +39,48 @@ class CocoImage:
 
 
 @dataclass(frozen=True)
-class CocoCategory:
-    """A kind of object."""
+class Category:
+    """A kind of object and the names of its keypoints."""
 
     name: str
-    keypoints: tuple[str, ...] = ()
-    flip: tuple[int, ...] | None = None
-    """Ours: the keypoint that each one becomes in a mirrored image."""
+    keypoints: tuple[str, ...]
+    flip: tuple[int, ...]
+    """flip[i]: the keypoint that i becomes in a mirrored image; itself when it has no twin."""
+
+
+def make_category(
+    name: str, keypoints: Sequence[str], flip: Sequence[int] | None = None
+) -> Category:
+    """A checked category; without `flip`, names that differ by left and right (l, r) are twins."""
+    names = tuple(str(keypoint) for keypoint in keypoints)
+    twice = sorted({keypoint for keypoint in names if names.count(keypoint) > 1})
+    if twice:
+        fix = "give every keypoint its own name"
+        raise ValueError(f"category {name!r} has two keypoints called {twice[0]!r}; {fix}")
+    pairs = _twins(names) if flip is None else tuple(int(index) for index in flip)
+    back = [pairs[i] if 0 <= i < len(pairs) else None for i in pairs]
+    if len(pairs) != len(names) or back != list(range(len(names))):
+        rule = f"it must name each of the {len(names)} keypoints' mirrored twin, counted from 0"
+        raise ValueError(f"category {name!r} has flip {list(pairs)}; {rule}")
+    return Category(str(name), names, pairs)
+
+
+_SWAP = {"left": "right", "right": "left", "l": "r", "r": "l"}
+
+# Whole words anywhere, also in leftEye; "l" and "r" only where they stand alone, as in eye.R.
+_SIDES = (r"left|right", r"(?<![a-z])[lr](?![a-z])")
+
+
+def _twins(names: tuple[str, ...]) -> tuple[int, ...]:
+    places = {name.lower(): index for index, name in enumerate(names)}
+
+    def twin(name: str, index: int) -> int:
+        swapped = (re.sub(sides, lambda side: _SWAP[side[0]], name) for sides in _SIDES)
+        return next(
+            (places[other] for other in swapped if other != name and other in places), index
+        )
+
+    return tuple(twin(name.lower(), index) for index, name in enumerate(names))
 
 
 @dataclass(frozen=True)
@@ -72,7 +108,7 @@ class Coco:
     """The content of a json."""
 
     images: tuple[CocoImage, ...]
-    categories: tuple[CocoCategory, ...]
+    categories: tuple[Category, ...]
     annotations: tuple[Annotation, ...]
 
     def by_image(self) -> list[list[Annotation]]:
@@ -94,10 +130,17 @@ def read_annotations(path: Path, *, strict: bool = True) -> Coco:
         data = json.loads(content)
         images = {entry["id"]: _image(entry) for entry in data["images"]}
         known = data["categories"] if strict else data.get("categories", [])
-        categories = {entry["id"]: _category(entry) for entry in known}
+        kinds = {entry["id"]: (str(entry["name"]), entry) for entry in known}
         entries = [dict(entry) for entry in data["annotations"]]
     except _WRONG as error:
         raise SourceError(f"{path} is not a COCO file ({error!r}); {_FIX}") from error
+    try:
+        categories = {
+            key: make_category(name, entry.get("keypoints") or (), entry.get("flip"))
+            for key, (name, entry) in kinds.items()
+        }
+    except ValueError as error:
+        raise SourceError(f"{path}: {error}") from error
     rows = {key: row for row, key in enumerate(images)}
     columns = {key: column for column, key in enumerate(categories)}
     annotations = []
@@ -114,13 +157,6 @@ def _image(entry: dict[str, Any]) -> CocoImage:
     height, width = entry.get("height"), entry.get("width")
     size = (int(height), int(width)) if height and width else None
     return CocoImage(str(entry["file_name"]), size)
-
-
-def _category(entry: dict[str, Any]) -> CocoCategory:
-    flip = entry.get("flip")
-    names = tuple(str(name) for name in entry.get("keypoints") or ())
-    twins = None if flip is None else tuple(int(index) for index in flip)
-    return CocoCategory(str(entry["name"]), names, twins)
 
 
 def _annotation(
@@ -219,8 +255,7 @@ def coco_record(coco: Coco) -> dict[str, Any]:
         ],
         "categories": [
             {"id": i, "name": kind.name}
-            | ({"keypoints": kind.keypoints} if kind.keypoints else {})
-            | ({"flip": kind.flip} if kind.flip is not None else {})
+            | ({"keypoints": kind.keypoints, "flip": kind.flip} if kind.keypoints else {})
             for i, kind in enumerate(coco.categories, start=1)
         ],
     }

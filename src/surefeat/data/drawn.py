@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from surefeat.data.coco import Annotation, Coco, CocoCategory, CocoImage, write_annotations
+from surefeat.data.coco import Annotation, Coco, CocoImage, make_category, write_annotations
 from surefeat.data.drawn_categories import (
     CATEGORIES,
     Array,
@@ -324,7 +324,7 @@ def write_folder(folder: Path, *, count: int, size: int, seed: int) -> None:
         Image.fromarray(instance.image.permute(1, 2, 0).numpy()).save(folder / name)
         images.append(CocoImage(name, (size, size)))
         annotations.append(_annotation(instance, i))
-    kinds = tuple(CocoCategory(kind.name, kind.keypoint_names) for kind in CATEGORIES)
+    kinds = tuple(make_category(kind.name, kind.keypoint_names) for kind in CATEGORIES)
     write_annotations(folder / "keypoints.json", Coco(tuple(images), kinds, tuple(annotations)))
 
 

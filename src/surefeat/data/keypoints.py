@@ -13,7 +13,6 @@ result from 0. Objects that are difficult, truncated or occluded are not left ou
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,24 +25,15 @@ from torch import Tensor
 from surefeat.core.image import decode, image_size, problem, read_bytes
 from surefeat.data.coco import (
     Annotation,
+    Category,
     Coco,
-    CocoCategory,
     CocoImage,
+    make_category,
     read_annotations,
     write_annotations,
 )
 from surefeat.data.decode import Item, Place, SourceError
 from surefeat.data.sources import image_finder
-
-
-@dataclass(frozen=True)
-class Category:
-    """A kind of object and the names of its keypoints."""
-
-    name: str
-    keypoints: tuple[str, ...]
-    flip: tuple[int, ...]
-    """flip[i]: the keypoint that i becomes in a mirrored image; itself when it has no twin."""
 
 
 def channels(categories: Iterable[Category]) -> tuple[range, ...]:
@@ -53,41 +43,6 @@ def channels(categories: Iterable[Category]) -> tuple[range, ...]:
         spans.append(range(first, first + len(category.keypoints)))
         first += len(category.keypoints)
     return tuple(spans)
-
-
-def make_category(
-    name: str, keypoints: Sequence[str], flip: Sequence[int] | None = None
-) -> Category:
-    """A checked category; without `flip`, names that differ by left and right (l, r) are twins."""
-    names = tuple(str(keypoint) for keypoint in keypoints)
-    twice = sorted({keypoint for keypoint in names if names.count(keypoint) > 1})
-    if twice:
-        fix = "give every keypoint its own name"
-        raise ValueError(f"category {name!r} has two keypoints called {twice[0]!r}; {fix}")
-    pairs = _twins(names) if flip is None else tuple(int(index) for index in flip)
-    back = [pairs[i] if 0 <= i < len(pairs) else None for i in pairs]
-    if len(pairs) != len(names) or back != list(range(len(names))):
-        rule = f"it must name each of the {len(names)} keypoints' mirrored twin, counted from 0"
-        raise ValueError(f"category {name!r} has flip {list(pairs)}; {rule}")
-    return Category(str(name), names, pairs)
-
-
-_SWAP = {"left": "right", "right": "left", "l": "r", "r": "l"}
-
-# Whole words anywhere, also in leftEye; "l" and "r" only where they stand alone, as in eye.R.
-_SIDES = (r"left|right", r"(?<![a-z])[lr](?![a-z])")
-
-
-def _twins(names: tuple[str, ...]) -> tuple[int, ...]:
-    places = {name.lower(): index for index, name in enumerate(names)}
-
-    def twin(name: str, index: int) -> int:
-        swapped = (re.sub(sides, lambda side: _SWAP[side[0]], name) for sides in _SIDES)
-        return next(
-            (places[other] for other in swapped if other != name and other in places), index
-        )
-
-    return tuple(twin(name.lower(), index) for index, name in enumerate(names))
 
 
 # Some tools count pixels from 1, or click on an image's very edge.
@@ -161,7 +116,11 @@ def read_coco(path: str | Path, *, images: str | Path | None = None) -> Keypoint
     notes = [note for note in content.annotations if not note.crowd]
     if not notes:
         raise SourceError(f"{path} holds no annotations; label some objects first")
-    categories = _categories(path, content.categories)
+    categories = content.categories
+    names = [category.name for category in categories]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise SourceError(f"{path}: two categories are called {twice[0]!r}; rename one")
     items = _items(path, content, sorted({note.image for note in notes}), images)
     objects = []
     for note in notes:
@@ -173,18 +132,6 @@ def read_coco(path: str | Path, *, images: str | Path | None = None) -> Keypoint
             where = f"{path}, annotation {note.id} ({image.name})"
             raise SourceError(f"{where}: {error}") from error
     return KeypointSet(categories, tuple(objects))
-
-
-def _categories(path: Path, kinds: Sequence[CocoCategory]) -> tuple[Category, ...]:
-    try:
-        categories = tuple(make_category(kind.name, kind.keypoints, kind.flip) for kind in kinds)
-    except ValueError as error:
-        raise SourceError(f"{path}: {error}") from error
-    names = [category.name for category in categories]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise SourceError(f"{path}: two categories are called {twice[0]!r}; rename one")
-    return categories
 
 
 def _items(
@@ -240,9 +187,8 @@ def write_coco(path: str | Path, labelled: KeypointSet) -> None:
     sizes = {item.name: item.size for item in labelled.objects}
     rows = {name: row for row, name in enumerate(sizes)}
     images = tuple(CocoImage(name, size) for name, size in sizes.items())
-    kinds = (CocoCategory(kind.name, kind.keypoints, kind.flip) for kind in labelled.categories)
     notes = (_annotation(item, rows[item.name]) for item in labelled.objects)
-    write_annotations(path, Coco(images, tuple(kinds), tuple(notes)))
+    write_annotations(path, Coco(images, labelled.categories, tuple(notes)))
 
 
 def _annotation(item: Labelled, image: int) -> Annotation:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from surefeat.core.geometry import Frame
 from surefeat.core.image import ImageError
+from surefeat.data.coco import make_category
 from surefeat.data.decode import Place
-from surefeat.data.keypoints import KeypointSet, Labelled, make_category, write_coco
+from surefeat.data.keypoints import KeypointSet, Labelled, write_coco
 from surefeat.demo.pictures import at_page_size, read_upload, with_discs
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures

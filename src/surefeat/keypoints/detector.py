@@ -23,15 +23,9 @@ from torch import Tensor
 
 from surefeat.core.files import checked_weights, from_dict, pack_tensors, write_model
 from surefeat.core.image import ImageError, ImageLike, crop, load
+from surefeat.data.coco import Category, make_category
 from surefeat.data.decode import Place, Skipped
-from surefeat.data.keypoints import (
-    Category,
-    KeypointSet,
-    Labelled,
-    channels,
-    make_category,
-    read_coco,
-)
+from surefeat.data.keypoints import KeypointSet, Labelled, channels, read_coco
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.head import KeypointHead, find_points, fit
 from surefeat.keypoints.views import BATCH, ViewStore, cut_objects, describe, maps_of

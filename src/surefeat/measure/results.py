@@ -178,7 +178,7 @@ def _add_ranking(result: Result, score: Score, matches: Sequence[Record], right:
         values = torch.tensor([value for match in matches for value in match[sign]])
         result["metrics"] |= {
             str(replace(score, kind="auroc", sign=sign)): auroc(values, right),
-            str(replace(score, kind="aurc", sign=sign)): float(aurc(values, right).mean()),
+            str(replace(score, kind="aurc", sign=sign)): aurc(values, right),
         }
 
 

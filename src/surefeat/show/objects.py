@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from surefeat.boxes.select import Candidate, Selection
 from surefeat.core.image import ImageLike
-from surefeat.data.keypoints import Category, Labelled
+from surefeat.data.coco import Category
+from surefeat.data.keypoints import Labelled
 from surefeat.show import style
 
 try:
