@@ -25,7 +25,7 @@ pytest.importorskip("gradio", reason="needs the demo extra")
 
 from browser import chromium, serve
 from surefeat.demo.app import launch
-from surefeat.demo.pictures import SHOWN, candidates, prepare_photo, warped
+from surefeat.demo.pictures import SHOWN, best_places, prepare_photo, warped
 from surefeat.match.search import PEAK_RADIUS
 
 CLICK = (0.3, 0.6)
@@ -192,13 +192,13 @@ def test_the_page_listens_on_this_machine_only_and_limits_uploads(page: Any) -> 
 def test_alternatives_are_apart_and_follow_the_match(photos: list[Path]) -> None:
     first, second = (prepare_photo(small_model(), load(path)) for path in photos)
     match = match_points(first.features, second.features, [[240.0, 300.0]])
-    found = candidates(match, first.features, second.features)
-    assert torch.equal(found.points[:1], match.points1)
-    assert found.similarity[0].item() == pytest.approx(match.score.item(), abs=1e-5)
-    assert len(found.points) == 4
-    assert bool((found.score.diff() <= 0).all())
+    places, similarity, score = best_places(match, first.features, second.features)
+    assert torch.equal(places[:1], match.points1)
+    assert similarity[0].item() == pytest.approx(match.score.item(), abs=1e-5)
+    assert len(places) == 4
+    assert bool((score.diff() <= 0).all())
     # The match itself is refined, by up to two places of half a cell.
-    apart = torch.cdist(found.points, found.points) + 1e9 * torch.eye(4)
+    apart = torch.cdist(places, places) + 1e9 * torch.eye(4)
     assert apart[1:, 1:].min() > PEAK_RADIUS * SHOWN
     assert apart.min() > 0.8 * PEAK_RADIUS * SHOWN
 

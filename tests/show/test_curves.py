@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from surefeat import viz
-from surefeat.learn.selfcheck import SelfCheck
-from tiny import drawn
 
 
 def test_loss_surface_draws_the_optimal_sigma() -> None:
@@ -43,26 +40,11 @@ def test_training_curves_draws_what_was_logged() -> None:
         viz.training_curves([])
 
 
-def test_selfcheck_figure_shows_its_numbers() -> None:
-    check = SelfCheck({0.025: 0.125, 0.1: 0.875}, math.nan, 0.625, 0.2, 0.3, 0.1, 400)
-    figure = viz.selfcheck_figure(check.to_dict())
-    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert texts == ["0.125", "0.875", "not defined", "0.625", "0.200", "0.300"]
-    bars = [patch.get_width() for patch in figure.axes[0].patches[2:]]
-    assert bars == pytest.approx([0.125, 0.875])
-    drawn(figure)
-
-
-def test_what_could_not_be_computed_is_drawn_as_not_defined() -> None:
-    """summary.json and metrics.jsonl hold null where all matches were right."""
-    check = {"accuracy@0.05": 1.0, "auroc": None, "auroc_score": None, "predicted_loss": 0.2,
-             "actual_loss": 0.2, "calibration_error": 0.0}  # fmt: skip
-    figure = viz.selfcheck_figure(check)
-    assert [text.get_text() for text in figure.axes[1].texts].count("not defined") == 2
-    rows = [{"step": 10 * i, "loss": -0.1, "positive": 0.8, "negative": 0.3, "dead": 0.0,
-             "sigma_p10": 0.5, "sigma_p50": 0.6, "sigma_p90": 0.7, "pairs_per_s": 9.0,
-             "seconds": 1.0, **check} for i in (1, 2)]  # fmt: skip
-    assert viz.training_curves(rows).axes
+def test_what_could_not_be_computed_leaves_a_gap() -> None:
+    """metrics.jsonl holds null where all matches were right."""
+    rows = [row(10, auroc=0.7), row(20) | {"auroc": None}, row(30, auroc=0.8)]
+    titles = {axes.get_title(loc="left"): axes for axes in viz.training_curves(rows).axes}
+    assert np.allclose(titles["Label-free check"].lines[0].get_data(), [[10, 30], [0.7, 0.8]])
 
 
 def test_calibration_curve_leaves_empty_bins_out() -> None:

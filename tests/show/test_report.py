@@ -92,8 +92,8 @@ def test_report_has_every_section(page: Page) -> None:
         "The loss", "Skipped files", "Settings", "Environment",
     ]  # fmt: skip
     assert page.texts["h1"] == ["Run run"]
-    # Check, training, views, confidence, colours, two times channels, loss surface.
-    assert len(page.sources()) == 8
+    # Training, views, confidence, colours, two times channels, loss surface.
+    assert len(page.sources()) == 7
 
 
 def test_report_is_self_contained(page: Page) -> None:

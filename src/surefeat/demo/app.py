@@ -20,17 +20,8 @@ from torch import Tensor
 from surefeat.core.image import ImageError
 from surefeat.data.drawn import draw
 from surefeat.data.drawn_categories import CATEGORIES
+from surefeat.demo import pictures
 from surefeat.demo.parts import parts_tab
-from surefeat.demo.pictures import (
-    Candidates,
-    candidates,
-    confidence_maps,
-    prepare_photo,
-    read_upload,
-    to_pil,
-    warped,
-    with_discs,
-)
 from surefeat.match.dense import match_dense
 from surefeat.match.points import Matches, match_points
 from surefeat.model.config import model_folder
@@ -43,10 +34,8 @@ try:
 except ImportError as error:
     raise ImportError("the web page needs gradio: pip install 'surefeat[demo]'") from error
 
-MAX_FILE, MAX_PIXELS = "25mb", 80_000_000
+MAX_FILE = "25mb"
 """Larger uploads are refused."""
-
-_KEPT = 3600  # seconds after which a visitor's photos are forgotten, in memory and on disk
 
 _STYLE = (
     ".gradio-container {width: 100%; max-width: 1240px !important; margin: 0 auto !important}"
@@ -54,9 +43,10 @@ _STYLE = (
     "#said :is(td, th) {border-color: var(--border-color-primary) !important; padding: 4px 12px}"
 )
 
-_HELP = "Drop two photos of the same kind of object, then click a point in the first."
-
-_DRAWN = f"{_HELP}  \nNo photos at hand? Take a fresh pair of drawn objects:"
+_HELP = (
+    "Drop two photos of the same kind of object, then click a point in the first.  \n"
+    "No photos at hand? Take a fresh pair of drawn objects:"
+)
 
 _CAPTIONS = ("**A** · click a point", "**B** · its match (1) and the next best places")
 
@@ -85,24 +75,20 @@ class Session:
 def build_page(model: DenseFeatures, *, reliability: Reliability | None = None) -> gr.Blocks:
     """The page; `launch` serves it. reliability: also say how probably a match is right."""
     page: gr.Blocks
-    old = (_KEPT, _KEPT)
+    old = (pictures.KEPT, pictures.KEPT)
     with gr.Blocks(title="surefeat", analytics_enabled=False, delete_cache=old) as page:
         gr.Markdown("## surefeat")
         with gr.Tab("Match"):
             _match_tab(model, reliability)
         with gr.Tab("Parts"):
-            parts_tab(model, max_pixels=MAX_PIXELS, kept=_KEPT)
+            parts_tab(model)
     return page
 
 
 def launch(
-    source: str | Path | None = None,
-    *,
-    port: int = 7860,
-    device: str | None = None,
-    open_browser: bool = False,
+    source: str | Path | None = None, *, port: int = 7860, device: str | None = None,
     block: bool = True,
-) -> gr.Blocks:
+) -> gr.Blocks:  # fmt: skip
     """Serve the page on 127.0.0.1 only, with a model: folder or shipped name (default resnet50).
 
     block: stay until interrupted; otherwise the caller closes the page that is returned.
@@ -115,10 +101,9 @@ def launch(
     theme = gr.themes.Soft(primary_hue="blue", font=plain, font_mono=mono)
     try:
         page.queue(max_size=32).launch(
-            server_name="127.0.0.1", server_port=port, share=False, inbrowser=open_browser,
-            max_file_size=MAX_FILE, theme=theme, css=_STYLE, footer_links=[], ssr_mode=False,
-            enable_monitoring=False, mcp_server=False, pwa=False, quiet=True, show_error=True,
-            prevent_thread_lock=True,
+            server_name="127.0.0.1", server_port=port, share=False, max_file_size=MAX_FILE,
+            theme=theme, css=_STYLE, footer_links=[], ssr_mode=False, enable_monitoring=False,
+            mcp_server=False, pwa=False, quiet=True, show_error=True, prevent_thread_lock=True,
         )  # fmt: skip
     except OSError as error:
         raise OSError(f"port {port} cannot be used ({error}); pass another port") from error
@@ -129,8 +114,8 @@ def launch(
 
 
 def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
-    session = gr.State(Session(), time_to_live=_KEPT)
-    gr.Markdown(_DRAWN)
+    session = gr.State(Session(), time_to_live=pictures.KEPT)
+    gr.Markdown(_HELP)
     with gr.Row(elem_id="drawn"):
         buttons = [gr.Button(kind.name, size="sm") for kind in CATEGORIES]
     look: dict[str, Any] = {"show_label": False, "buttons": ["fullscreen"], "format": "png"}
@@ -153,7 +138,7 @@ def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
         # Unprocessed, so that our own reader and its messages meet the file first.
         raw = {"preprocess": False, **quiet}
         image.upload(partial(_on_photo, model, side), [image, session], shown, **raw)
-        image.clear(partial(_on_clear, side), session, shown, **quiet)
+        image.clear(partial(_with_photo, None, side), session, shown, **quiet)
     for category, button in enumerate(buttons):
         button.click(partial(_on_drawn, model, category), session, shown, **quiet)
 
@@ -180,34 +165,29 @@ def _columns(captions: Sequence[str], names: Sequence[str], look: dict[str, Any]
 def _on_photo(model: DenseFeatures, side: int, file: dict[str, Any], session: Session) -> list[Any]:
     name = Path(file.get("orig_name") or "the photo").name
     try:
-        pixels = read_upload(file["path"], name=name, max_pixels=MAX_PIXELS)
+        pixels = pictures.read_upload(file["path"], name=name)
     except ImageError as error:
-        # A warning: an error would be stamped over every picture on the page. gradio shows it as
-        # HTML, and a file may be called anything.
+        # An error would be stamped over every picture. gradio shows HTML: names are escaped.
         gr.Warning(html.escape(str(error)))
-        return _with_photo(session, side, None)
-    return _with_photo(session, side, prepare_photo(model, pixels))
-
-
-def _on_clear(side: int, session: Session) -> list[Any]:
-    return _with_photo(session, side, None)
+        return _with_photo(None, side, session)
+    return _with_photo(pictures.prepare_photo(model, pixels), side, session)
 
 
 def _on_drawn(model: DenseFeatures, category: int, session: Session) -> list[Any]:
     seeds = [[session.drawn, category, side] for side in (0, 1)]
     drawn = [draw(category, size=448, generator=np.random.default_rng(seed)) for seed in seeds]
-    first, second = (prepare_photo(model, instance.image) for instance in drawn)
+    first, second = (pictures.prepare_photo(model, instance.image) for instance in drawn)
     session = replace(session, photos=(first, None), drawn=session.drawn + 1)
-    return _with_photo(session, 1, second)
+    return _with_photo(second, 1, session)
 
 
-def _with_photo(session: Session, side: int, photo: ShownPhoto | None) -> list[Any]:
+def _with_photo(photo: ShownPhoto | None, side: int, session: Session) -> list[Any]:
     """Everything the page shows after a photo has changed."""
     first, second = session.photos
     photos = (photo, second) if side == 0 else (first, photo)
-    pictures = [to_pil(shown.pixels) if shown else None for shown in photos]
-    maps = confidence_maps(photos)
-    return [replace(session, photos=photos, targets={}), *pictures, *maps, "", None, 0]
+    plain = [pictures.to_pil(shown.pixels) if shown else None for shown in photos]
+    maps = pictures.confidence_maps(photos)
+    return [replace(session, photos=photos, targets={}), *plain, *maps, "", None, 0]
 
 
 def _on_click(
@@ -219,26 +199,28 @@ def _on_click(
     (x, y), (height, width) = clicked, first.frame.network
     point = torch.tensor([[min(x, width - 1), min(y, height - 1)]]).float()
     match = match_points(first.features, second.features, point, reliability=reliability)
-    places = candidates(match, first.features, second.features)
-    said = _say(first, second, match, places)
-    ranks = range(len(places.points))
-    shown = with_discs(second.pixels, places.points, ranks, ranked=True)
-    return with_discs(first.pixels, point, [0], ranked=True), shown, said
+    best = pictures.best_places(match, first.features, second.features)
+    marked = pictures.with_discs(first.pixels, point, [0], ranked=True)
+    shown = pictures.with_discs(second.pixels, best[0], range(len(best[0])), ranked=True)
+    return marked, shown, _say(first, second, match, *best)
 
 
-def _say(first: ShownPhoto, second: ShownPhoto, match: Matches, best: Candidates) -> str:
+def _say(
+    first: ShownPhoto, second: ShownPhoto, match: Matches, places: Tensor, similarity: Tensor,
+    score: Tensor,
+) -> str:  # fmt: skip
     """The match and its alternatives in words, original pixels."""
     x0, y0 = first.frame.to_original(match.points0)[0].tolist()
     trip = 100 * match.round_trip.item() / max(match.size0)
     sure = "" if match.probability is None else f"right with **{match.probability.item():.0%}**, "
-    places = second.frame.to_original(best.points).tolist()
-    rows = {
-        f"A ({x0:.0f}, {y0:.0f}) to": [f"B ({x:.0f}, {y:.0f})" for x, y in places],
-        "similarity": [f"{value:.2f}" for value in best.similarity.tolist()],
-        "with its neighbours' votes": [f"{value:.2f}" for value in best.score.tolist()],
-    }
-    ranks = ["", *map(str, range(1, len(places) + 1))]
-    table = [ranks, ["-"] * len(ranks), *([name, *row] for name, row in rows.items())]
+    originals = second.frame.to_original(places).tolist()
+    table = [
+        ["", *map(str, range(1, len(places) + 1))],
+        ["-"] * (len(places) + 1),
+        [f"A ({x0:.0f}, {y0:.0f}) to", *(f"B ({x:.0f}, {y:.0f})" for x, y in originals)],
+        ["similarity", *(f"{value:.2f}" for value in similarity.tolist())],
+        ["with its neighbours' votes", *(f"{value:.2f}" for value in score.tolist())],
+    ]
     lead = (
         f"The match: {sure}confidence {match.confidence.item():.2f}, matched back it lands "
         f"{trip:.1f} % of A's longer side away.\n"
@@ -254,4 +236,4 @@ def _on_warp(session: Session, way: int, amount: float) -> tuple[Session, Any]:
     if way not in session.targets:
         places = match_dense(target.features, source.features).points1
         session = replace(session, targets={**session.targets, way: places})
-    return session, warped(source, target, session.targets[way], amount)
+    return session, pictures.warped(source, target, session.targets[way], amount)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,10 @@ from surefeat.core.image import ImageError
 from surefeat.data.coco import make_category
 from surefeat.data.decode import Place
 from surefeat.data.keypoints import KeypointSet, Labelled, write_coco
-from surefeat.demo.pictures import at_page_size, read_upload, with_discs
+from surefeat.demo.pictures import KEPT, SHOWN, read_upload, with_discs
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures
+from surefeat.show.style import picture
 
 try:
     import gradio as gr
@@ -94,9 +96,9 @@ class Parts:
         return replace(self, photos=tuple(photos))
 
 
-def parts_tab(model: DenseFeatures, *, max_pixels: int, kept: int) -> None:
-    """Build the tab; photos of more than `max_pixels` are refused, and forgotten after `kept` s."""
-    session = gr.State(Parts(), time_to_live=kept)
+def parts_tab(model: DenseFeatures) -> None:
+    """Build the tab."""
+    session = gr.State(Parts(), time_to_live=KEPT)
     gr.Markdown(_HELP)
     with gr.Row():
         with gr.Column(scale=1):
@@ -104,16 +106,13 @@ def parts_tab(model: DenseFeatures, *, max_pixels: int, kept: int) -> None:
                 label="parts, separated by commas", placeholder="left wheel, right wheel, roof",
                 elem_id="part_names",
             )  # fmt: skip
-            add = gr.UploadButton(
-                "add photos", file_count="multiple", file_types=["image"], elem_id="part_files"
-            )
+            kinds: dict[str, Any] = {"file_count": "multiple", "file_types": ["image"]}
+            add = gr.UploadButton("add photos", elem_id="part_files", **kinds)
             part = gr.Radio([], label="the next click is", elem_id="part")
             fit = gr.Button("fit", variant="primary", elem_id="part_fit")
             told = gr.Markdown(elem_id="part_told")
-            files = [
-                gr.DownloadButton(f"{what} (COCO json)", visible=False)
-                for what in ("labels", "found")
-            ]
+            words = ("labels (COCO json)", "found (COCO json)")
+            files = [gr.DownloadButton(word, visible=False) for word in words]
         with gr.Column(scale=2):
             image = gr.Image(
                 show_label=False, interactive=False, format="png", elem_id="part_photo",
@@ -125,7 +124,7 @@ def parts_tab(model: DenseFeatures, *, max_pixels: int, kept: int) -> None:
                 wipe = gr.Button("clear its clicks", size="sm")
     shown = [session, image, part, said]
     names.change(_on_names, [names, session], shown, **_QUIET)
-    add.upload(partial(_on_files, max_pixels), [add, session], shown, **_QUIET)
+    add.upload(_on_files, [add, session], shown, **_QUIET)
     for button, step in zip(moves, (-1, 1), strict=True):
         button.click(partial(_on_move, step), session, shown, **_QUIET)
     wipe.click(lambda session: _shown(session.with_places({})), session, shown, **_QUIET)
@@ -153,7 +152,7 @@ def _on_names(text: str, session: Parts) -> list[Any]:
     return _shown(replace(session, names=names))
 
 
-def _on_files(max_pixels: int, files: list[str], session: Parts) -> list[Any]:
+def _on_files(files: list[str], session: Parts) -> list[Any]:
     added: dict[str, PartPhoto] = {}
     for file in files:
         name = Path(file).name
@@ -161,8 +160,8 @@ def _on_files(max_pixels: int, files: list[str], session: Parts) -> list[Any]:
             gr.Warning(f"{html.escape(name)} is here already; rename it if it is another photo")
             continue
         try:
-            pixels = read_upload(file, name=name, max_pixels=max_pixels)
-            added[name] = PartPhoto(name, file, *at_page_size(pixels))
+            pixels = read_upload(file, name=name)
+            added[name] = PartPhoto(name, file, *picture(pixels, longest=SHOWN, enlarged=True))
         except ImageError as error:
             gr.Warning(html.escape(str(error)))  # gradio shows it as HTML
     first = len(session.photos) if added else session.at
@@ -201,7 +200,7 @@ def _shown(session: Parts) -> list[Any]:
     photo, count = session.photos[session.at], sum(bool(p.places) for p in session.photos)
     where = f"photo {session.at + 1} of {len(session.photos)}, {html.escape(photo.name)}"
     said = f"{where} · photos with clicks: {count}"
-    return [session, clicked_picture(photo, session.names), part, said]
+    return [session, _clicked_picture(photo, session.names), part, said]
 
 
 def _on_fit(model: DenseFeatures, session: Parts) -> list[Any]:
@@ -218,7 +217,7 @@ def _on_fit(model: DenseFeatures, session: Parts) -> list[Any]:
         gr.Warning(html.escape(str(error)))
         return ["", gr.skip(), gr.skip(), gr.skip()]
     both = zip(others, objects.objects, strict=True)
-    pictures = [found_picture(photo, item, session.names) for photo, item in both]
+    pictures = [_found_picture(photo, item, session.names) for photo, item in both]
     folder = Path(tempfile.mkdtemp(prefix="surefeat-"))
     write_coco(folder / "labels.json", labelled)
     write_coco(folder / "found.json", objects)
@@ -235,15 +234,15 @@ def _count(photos: list[PartPhoto]) -> str:
     return "1 photo" if len(photos) == 1 else f"{len(photos)} photos"
 
 
-def clicked_picture(photo: PartPhoto, names: tuple[str, ...]) -> Image.Image:
+def _clicked_picture(photo: PartPhoto, names: Sequence[str]) -> Image.Image:
     """A photo with the parts clicked in it."""
     places = {name: place for name, place in photo.places.items() if name in names}
     points = photo.frame.to_network(torch.tensor(list(places.values())).reshape(-1, 2))
     return with_discs(photo.pixels, points, [names.index(name) for name in places])
 
 
-def found_picture(
-    photo: PartPhoto, item: Labelled, names: tuple[str, ...]
+def _found_picture(
+    photo: PartPhoto, item: Labelled, names: Sequence[str]
 ) -> tuple[Image.Image, str]:
     """A photo with what was found, above an empty strip for its caption, and that."""
     assert item.scores is not None

@@ -7,13 +7,12 @@ those; a photo's Frame leads back to its own pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from surefeat.core.geometry import Frame, cell_centres
+from surefeat.core.geometry import cell_centres
 from surefeat.core.image import decode, read_bytes
 from surefeat.match.dense import warp_image
 from surefeat.match.points import Matches
@@ -21,12 +20,13 @@ from surefeat.match.search import PEAK_RADIUS, Voting, even_grid, prepare, vote
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
-from surefeat.show.style import GREY, MAP, PALETTE, ShownPhoto, picture, shown_photo
+from surefeat.show.style import GREY, MAP, PALETTE, ShownPhoto, shown_photo
 
-try:
-    from matplotlib import colormaps
-except ImportError as error:
-    raise ImportError("the web page needs matplotlib: pip install 'surefeat[demo]'") from error
+MAX_PIXELS = 80_000_000
+"""Of an upload; larger ones are refused."""
+
+KEPT = 3600
+"""Seconds after which a visitor's photos are forgotten, in memory and on disk."""
 
 SHOWN = 800
 """Longest side of a photo on the page, pixels."""
@@ -41,14 +41,9 @@ RANKED = (PALETTE[1], PALETTE[0], PALETTE[5], GREY)
 """Of a match and its alternatives: the first stands out."""
 
 
-def read_upload(path: str, *, name: str, max_pixels: int) -> Tensor:
+def read_upload(path: str, *, name: str) -> Tensor:
     """A visitor's photo: (3, H, W) uint8; ImageError for what is none, or is too large."""
-    return decode(read_bytes(path, name=name), name=name, max_pixels=max_pixels)
-
-
-def at_page_size(pixels: Tensor) -> tuple[Tensor, Frame]:
-    """A photo (3, H, W) as the page shows it, and the Frame from its own pixels to those shown."""
-    return picture(pixels, longest=SHOWN, enlarged=True)
+    return decode(read_bytes(path, name=name), name=name, max_pixels=MAX_PIXELS)
 
 
 def prepare_photo(model: DenseFeatures, pixels: Tensor) -> ShownPhoto:
@@ -57,22 +52,13 @@ def prepare_photo(model: DenseFeatures, pixels: Tensor) -> ShownPhoto:
     return shown_photo(pixels, features, longest=SHOWN, enlarged=True)
 
 
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """The best places for one point, best first."""
+def best_places(
+    match: Matches, features0: Features, features1: Features
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One match of match_points and the next best places for its point, best first.
 
-    points: Tensor
-    """(K, 2) pixels of photo 1."""
-    similarity: Tensor
-    """(K,) in [-1, 1]."""
-    score: Tensor
-    """(K,) the same with the neighbours' votes, by which places are ranked."""
-
-
-def candidates(match: Matches, features0: Features, features1: Features) -> Candidates:
-    """One match of match_points, and the next best places for its point.
-
-    Peaks of what match_points maximises, each farther than PEAK_RADIUS from those before it.
+    Places (K, 2), pixels of photo 1, their similarities (K,), and these with the neighbours' votes
+    (K,), which match_points maximises; each is farther than PEAK_RADIUS from those before it.
     """
     own, below = POINT_WEIGHTS
     side0, side1 = (
@@ -90,8 +76,8 @@ def candidates(match: Matches, features0: Features, features1: Features) -> Cand
         if bool(free.isinf().all()):
             break
         index.append(int(free.argmax()))
-    points = torch.cat([match.points1, side1.points[index[1:]]])
-    return Candidates(points, similarity[index], score[index])
+    places = torch.cat([match.points1, side1.points[index[1:]]])
+    return places, similarity[index], score[index]
 
 
 def warped(source: ShownPhoto, target: ShownPhoto, places: Tensor, amount: float) -> Image.Image:
@@ -104,9 +90,7 @@ def warped(source: ShownPhoto, target: ShownPhoto, places: Tensor, amount: float
     return to_pil(warp_image(source.pixels, torch.lerp(start, places, amount)))
 
 
-def confidence_maps(
-    photos: tuple[ShownPhoto | None, ShownPhoto | None],
-) -> list[Image.Image | None]:
+def confidence_maps(photos: Sequence[ShownPhoto | None]) -> list[Image.Image | None]:
     """1/sigma over the grey photos, on one scale for both."""
     known = [photo.features.confidence.flatten() for photo in photos if photo]
     if not known:
@@ -116,6 +100,8 @@ def confidence_maps(
 
 
 def _confidence_map(photo: ShownPhoto, low: float, high: float) -> Image.Image:
+    from matplotlib import colormaps
+
     places = cell_centres(size=photo.frame.network, stride=1.0)
     values = photo.features.confidence_at(places).reshape(photo.frame.network)
     shares = ((values - low) / max(high - low, 1e-6)).clamp(0, 1)

@@ -6,9 +6,7 @@ wherever the field lies, by `grid_solver`, which needs numba (`pip install 'sure
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -46,18 +44,11 @@ def sd_filter(values: Tensor, mask: Tensor, guidance: Tensor) -> Tensor:
             f"values {tuple(values.shape)}, mask {tuple(mask.shape)} and guidance"
             f" {tuple(guidance.shape)} differ in batch or size; resize the guidance to the field"
         )
-    with _own_threads() as threads:
-        filtered = _filter(values.cpu(), mask.cpu(), guidance.cpu(), threads)
-    return filtered.to(values.device)
-
-
-@contextmanager
-def _own_threads() -> Iterator[int]:
-    """How many threads the solver may start; torch's own, which spin between operations, rest."""
+    # Torch's own threads, which spin between operations, rest while the solver's work.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield threads
+        return _filter(values.cpu(), mask.cpu(), guidance.cpu(), threads).to(values.device)
     finally:
         torch.set_num_threads(threads)
 

@@ -1,4 +1,4 @@
-"""Figures of numbers: the loss, training, the label-free check, calibration."""
+"""Figures of numbers: the loss, training, calibration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefeat.model.probability import mean_predicted_loss, negative_log_density
-from surefeat.show.style import FAINT, GREY, MAP, MINUS, PALETTE, SIGMA, STYLE, new_figure
+from surefeat.show.style import GREY, MAP, MINUS, PALETTE, SIGMA, STYLE, new_figure
 
 try:
     from matplotlib import colormaps, rc_context
@@ -159,30 +159,6 @@ def _curves(axis: Axes, rows: Sequence[Logged], names: Mapping[str, str]) -> Non
 
 
 @rc_context(STYLE)
-def selfcheck_figure(check: Mapping[str, Any]) -> Figure:
-    """The label-free check, as in summary.json: right, known, calibrated."""
-    # JSON has no NaN: what could not be computed comes back as null.
-    values = {name: math.nan if value is None else value for name, value in check.items()}
-    figure = new_figure(
-        1.9, "The label-free check on held-out images: which share of matches under fresh warps is "
-        "right, how well a number tells right from wrong ones, and predicted against actual loss "
-        "(the gap is their mean difference at equal confidence)."
-    )  # fmt: skip
-    accuracy, ranking, loss = figure.subplots(1, 3)
-    right = {f"{100 * float(k[9:]):g} % of the side": v for k, v in values.items() if "@" in k}
-    _bars(accuracy, right, title="Right matches, within", most=1.0)
-    ranked = {"confidence": values["auroc"], "score": values["auroc_score"]}
-    _bars(ranking, ranked, title="AUROC, right against wrong", most=1.0)
-    ranking.axvline(0.5, color=GREY, linewidth=1, linestyle="--")
-    ranking.set_xticks([0.5], ["chance"])
-    losses = {"predicted": values["predicted_loss"], "actual": values["actual_loss"]}
-    gap = values["calibration_error"]
-    title = "Loss of true matches" + ("" if math.isnan(gap) else f" (gap {gap:.3f})")
-    _bars(loss, losses, title=title, most=max(0.5, *losses.values()))
-    return figure
-
-
-@rc_context(STYLE)
 def calibration_curve(
     predicted: Sequence[float | None], actual: Sequence[float | None], count: Sequence[int]
 ) -> Figure:
@@ -200,21 +176,3 @@ def calibration_curve(
     axis.scatter(xs, ys, s=[20 + 160 * n / most for n in sizes], color=PALETTE[0], zorder=3)
     axis.set(xlabel="predicted probability", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
     return figure
-
-
-def _bars(axis: Axes, values: Mapping[str, float], *, title: str, most: float) -> None:
-    """Horizontal bars with their values; what could not be computed says so."""
-    names = list(values)
-    known = [0.0 if math.isnan(value) else value for value in values.values()]
-    axis.barh(names, [most] * len(names), color=FAINT, height=0.62)
-    axis.barh(names, known, color=PALETTE[0], height=0.62)
-    for name, value in values.items():
-        text = "not defined" if math.isnan(value) else f"{value:.3f}"
-        axis.annotate(text, (most, name), (5, 0), textcoords="offset points", va="center",
-                      fontsize=8.5, annotation_clip=False)  # fmt: skip
-    axis.set(title=title, xlim=(0, most))
-    axis.invert_yaxis()
-    axis.grid(visible=False)
-    axis.tick_params(length=0)
-    axis.spines[["left", "bottom"]].set_visible(False)
-    axis.set_xticks([])

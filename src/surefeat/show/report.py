@@ -27,7 +27,7 @@ from surefeat.learn.config import Config
 from surefeat.learn.runs import Run
 from surefeat.learn.warp import Views, corresponding_points, draw, two_views
 from surefeat.model.network import DenseFeatures
-from surefeat.show.curves import loss_surface, selfcheck_figure, training_curves
+from surefeat.show.curves import loss_surface, training_curves
 from surefeat.show.features import channels, confidence_map, pca, views_sheet
 
 try:
@@ -137,8 +137,8 @@ def write_report(run_folder: str | Path, *, images: Sequence[ImageLike] = ()) ->
     summary = _read_json(run.folder / "summary.json")
     sections = [_summary(metrics, summary)]
     if check := summary.get("self_check"):
-        text = _CHECK.format(points=check["points"])
-        sections.append(Section("Label-free check", text, figures=(selfcheck_figure(check),)))
+        text, numbers = _CHECK.format(points=check["points"]), _check_numbers(check)
+        sections.append(Section("Label-free check", text, numbers=numbers))
     if metrics:
         sections.append(Section("Training", figures=(training_curves(metrics),)))
     sections += _looks(run, config, _examples(run, images))
@@ -197,10 +197,10 @@ def _summary(metrics: list[dict[str, Any]], summary: dict[str, Any]) -> Section:
             Number("Loss", f"{last['loss']:.3f}", "Last logged: mean over matches and hard "
                    "non-matches; lower is better."),
         ]  # fmt: skip
-    return Section("Summary", numbers=(*numbers, *_check_numbers(summary.get("self_check", {}))))
+    return Section("Summary", numbers=tuple(numbers))
 
 
-def _check_numbers(check: dict[str, Any]) -> list[Number]:
+def _check_numbers(check: dict[str, Any]) -> tuple[Number, ...]:
     numbers = []
     for key, value in check.items():
         if key.startswith("accuracy@"):
@@ -220,7 +220,7 @@ def _check_numbers(check: dict[str, Any]) -> list[Number]:
             # JSON has null where all matches were right, or all wrong, or no confidence is there.
             known = value is not None and not math.isnan(value)
             numbers.append(Number(name, f"{value:.3f}" if known else "undefined", meaning))
-    return numbers
+    return tuple(numbers)
 
 
 def _duration(seconds: float) -> str:
