@@ -31,9 +31,7 @@ from torch import Tensor
 from surefeat.data.pairs import Pair, is_mirrored, list_rows, load_pairs, located, make_pair
 
 Convention = Literal["scnet", "img", "bbox-kp", "bbox"]
-
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
-
 SCNET_SIDE = 224  # pixels: SCNet's input, in which it is evaluated too
 
 Name = Literal["pf-pascal", "pf-willow", "spair", "pairs"]
@@ -135,10 +133,8 @@ def load_pf_pascal(root: str | Path) -> list[Pair]:
     """The 299 public test pairs (2,414 keypoints): for the final table, never to choose on."""
     pairs = load_list(root, "test_pairs.csv")
     if len(pairs) != PASCAL_TEST_PAIRS:
-        raise ValueError(
-            f"{root}: test_pairs.csv has {len(pairs)} pairs, the public list {PASCAL_TEST_PAIRS}; "
-            "fetch it again, or read a list of your own with load_list"
-        )
+        what = f"test_pairs.csv has {len(pairs)} pairs, the public list {PASCAL_TEST_PAIRS}"
+        raise ValueError(f"{root}: {what}; fetch it again, or read your own list with load_list")
     return pairs
 
 

@@ -100,9 +100,8 @@ def _cut(image: Tensor, item: Item, *, side: int) -> Tensor:
         size = f"{image.shape[2]} x {image.shape[1]}"
         image = image[:, max(y1, 0) : max(y2 + 1, 0), max(x1, 0) : max(x2 + 1, 0)]
         if image.numel() == 0:
-            raise problem(
-                item.name, f"has its box {item.crop} outside the {size} image; correct it"
-            )
+            what = f"has its box {item.crop} outside the {size} image"
+            raise problem(item.name, f"{what}; correct it")
     height, width = image.shape[1:]
     scale = side / max(height, width)
     if scale < 1:

@@ -229,10 +229,8 @@ def load_pascal3d(
         return read_coco(listed, images=images)
     if (root / "Annotations").is_dir():
         return _read_release(root, split, images)
-    raise FileNotFoundError(
-        f"{root} holds neither {listed.name} nor PASCAL3D+'s Annotations folder; pass the folder "
-        "that has one of them"
-    )
+    what = f"{root} holds neither {listed.name} nor PASCAL3D+'s Annotations folder"
+    raise FileNotFoundError(f"{what}; pass the folder that has one of them")
 
 
 def _read_release(root: Path, split: str, images: str | Path | None) -> KeypointSet:

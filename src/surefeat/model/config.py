@@ -113,6 +113,5 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:  # the hub's client has many kinds
-        raise FileNotFoundError(
-            f"could not fetch {name} from the hub ({type(error).__name__}); check the name"
-        ) from error
+        what = f"could not fetch {name} from the hub ({type(error).__name__})"
+        raise FileNotFoundError(f"{what}; check the name") from error

@@ -28,10 +28,11 @@ def load_initial(trunk: Trunk, init: str | Path, *, name: str) -> None:
     needed = [key for key in wanted if not key.endswith("num_batches_tracked")]
     missing = [key for key in needed if key not in state]
     if missing:
-        raise ValueError(
-            f"{init}: {len(missing)} of {len(wanted)} tensors of {name} are missing, first "
-            f"{missing[0]!r}; pass weights of {name} under its usual names, or --init none"
+        what = (
+            f"{len(missing)} of {len(wanted)} tensors of {name} are missing, first {missing[0]!r}"
         )
+        fix = f"pass weights of {name} under its usual names, or --init none"
+        raise ValueError(f"{init}: {what}; {fix}")
     for key in needed:
         shape, own = tuple(state[key].shape), tuple(wanted[key].shape)
         if shape != own:
@@ -99,10 +100,9 @@ def _downloaded(name: str) -> dict[str, Tensor]:
         state: dict[str, Tensor] = weights[name].get_state_dict(check_hash=True)
         return state
     except OSError as error:
-        raise OSError(
-            f"could not download the ImageNet weights of {name} ({error}); "
-            "pass --init FILE with a copy, or --init none to start from random weights"
-        ) from error
+        fix = "pass --init FILE with a copy, or --init none to start from random weights"
+        what = f"could not download the ImageNet weights of {name} ({error})"
+        raise OSError(f"{what}; {fix}") from error
 
 
 def quantise(state: dict[str, Tensor]) -> dict[str, Tensor]:
