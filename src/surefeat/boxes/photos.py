@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from surefeat.boxes.config import BoxesConfig
 from surefeat.boxes.network import Detector
@@ -102,26 +103,20 @@ def read_photos(
 
 def stack_proposals(photos: Sequence[Photo], device: torch.device) -> PaddedBoxes:
     """All photos' proposals, padded to the largest count."""
-    most = max(len(photo.proposals) for photo in photos)
-    boxes = torch.zeros(len(photos), most, 4)
-    valid = torch.zeros(len(photos), most, dtype=torch.bool)
-    for row, photo in enumerate(photos):
-        count = len(photo.proposals)
-        boxes[row, :count], valid[row, :count] = photo.proposals, True
+    boxes = pad_sequence([photo.proposals for photo in photos], batch_first=True)
+    counts = torch.tensor([len(photo.proposals) for photo in photos])
+    valid = torch.arange(boxes.shape[1]) < counts[:, None]
     sizes = torch.tensor([photo.size for photo in photos])
     return PaddedBoxes(boxes.to(device), valid.to(device), sizes.to(device))
 
 
 def stack_labels(photos: Sequence[Photo], categories: Sequence[str]) -> Tensor:
     """(N, K): +1 shown, -1 not shown, 0 not known."""
-    labels = torch.full((len(photos), len(categories)), -1)
-    for row, photo in enumerate(photos):
-        for column, name in enumerate(categories):
-            if name in photo.image.labels:
-                labels[row, column] = 1
-            elif name in photo.image.unsure:
-                labels[row, column] = 0
-    return labels
+
+    def mark(image: PhotoLabels, name: str) -> int:
+        return 1 if name in image.labels else 0 if name in image.unsure else -1
+
+    return torch.tensor([[mark(photo.image, name) for name in categories] for photo in photos])
 
 
 # Share of free memory that kept maps may take; the rest is for the layers that learn.

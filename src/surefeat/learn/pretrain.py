@@ -100,7 +100,12 @@ def pretrain(
     config = run.settings(Config)
     # The weights first: a wrong name of theirs is said before many images are decoded.
     model = _create(run, config, init=init, part=part).to(device)
-    pictures = _read(run, items, config, device=device, overfit=overfit, quiet=quiet, part=part)
+    pictures = load_pictures(
+        items, config.data, memory=_place(len(items), config.data, device, part),
+        seed=config.train.seed, device=device, overfit=overfit, quiet=quiet,
+    )  # fmt: skip
+    if part.rank == 0:
+        _list(run, pictures)
     apart = pictures.held_out
 
     def check(model: DenseFeatures) -> SelfCheck:
@@ -112,14 +117,9 @@ def pretrain(
             model, pictures.batches, run, config, part=part, report=report, overfit=bool(overfit),
             check=(lambda current: check(current).to_dict()) if apart.names else None,
         )  # fmt: skip
-    done = Pretrained(
-        model.eval(), run.folder, progress, check(model) if apart.names else None,
-        pictures.skipped(),
-    )  # fmt: skip
-    if part.rank == 0:
-        _write(run, done, pictures)
-    if part.world > 1:
-        dist.barrier()
+    checked = check(model.eval()) if apart.names else None
+    done = Pretrained(model.eval(), run.folder, progress, checked, pictures.skipped())
+    _finish(run, done, pictures, part)
     return done
 
 
@@ -217,39 +217,30 @@ def split(items: Sequence[Item], *, held_out: int, seed: int) -> tuple[list[Item
     return learn, [item for item in items if item.read in apart]
 
 
-def _read(
-    run: Run,
-    items: Sequence[Item],
-    config: Config,
-    *,
-    device: torch.device,
-    overfit: int,
-    quiet: bool,
-    part: Part,
-) -> Pictures:
-    """Decode the images, and say and write down what became of them."""
+def _place(count: int, config: DataConfig, device: torch.device, part: Part) -> Memory:
+    """Where the images go; processes agree, as what is free changes while each of them looks."""
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", part.world))
     place = choose_memory(
-        len(items), side=config.data.side, device=device, wanted=config.data.memory,
-        processes=int(os.environ.get("LOCAL_WORLD_SIZE", part.world)),
-    )  # fmt: skip
-    if part.world > 1:  # they agree, as what is free changes while each of them looks
+        count, side=config.side, device=device, wanted=config.memory, processes=beside
+    )
+    if part.world > 1:
         shared = [place]
         dist.broadcast_object_list(shared, src=0)
         (place,) = shared
-    pictures = load_pictures(
-        items, config.data, memory=place[0], seed=config.train.seed, device=device,
-        overfit=overfit, quiet=quiet,
-    )  # fmt: skip
     if part.rank == 0:
         _LOG.info(place[1])
-        apart, names = pictures.held_out.names, "\n".join(pictures.names)
-        run.store_images({
-            "images": len(pictures.names), "sha256": hashlib.sha256(names.encode()).hexdigest(),
-            "held_out": len(apart), "held_out_names": apart, "skipped": len(pictures.skipped()),
-        })  # fmt: skip
-        write_text(run.learned_file, names + "\n")
-        list_skipped(run.folder, pictures.skipped())
-    return pictures
+    return place[0]
+
+
+def _list(run: Run, pictures: Pictures) -> None:
+    """Write down what became of the images."""
+    apart, names, skipped = pictures.held_out.names, "\n".join(pictures.names), pictures.skipped()
+    run.store_images({
+        "images": len(pictures.names), "sha256": hashlib.sha256(names.encode()).hexdigest(),
+        "held_out": len(apart), "held_out_names": apart, "skipped": len(skipped),
+    })  # fmt: skip
+    write_text(run.learned_file, names + "\n")
+    list_skipped(run.folder, skipped)
 
 
 # The training.
@@ -335,17 +326,18 @@ def _shared(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module:
 # What is left behind.
 
 
-def _write(run: Run, done: Pretrained, pictures: Pictures) -> None:
-    """The model, its summary, and six held-out images for the report."""
-    if isinstance(pictures.batches, StreamedBatches):
-        list_skipped(run.folder, done.skipped)
-    done.model.save_pretrained(run.folder / "model")
-    summary: dict[str, Any] = {"steps": done.progress.step, "seconds": done.progress.seconds}
-    checked = {"self_check": done.check.to_dict()} if done.check else {}
-    write_json(run.folder / "summary.json", summary | checked)
-    held_out = pictures.held_out
-    if held_out.names:
-        (run.folder / "examples").mkdir(exist_ok=True)
-    for row, (height, width) in enumerate(held_out.sizes[:6].tolist()):
-        pixels = held_out.pixels[row, :, :height, :width].permute(1, 2, 0).numpy()
-        Image.fromarray(pixels).save(run.folder / "examples" / f"{row}.png")
+def _finish(run: Run, done: Pretrained, pictures: Pictures, part: Part) -> None:
+    """Write the model, its summary, and six held-out images for the report; then all go on."""
+    if part.rank == 0:
+        if isinstance(pictures.batches, StreamedBatches):
+            list_skipped(run.folder, done.skipped)
+        done.model.save_pretrained(run.folder / "model")
+        summary: dict[str, Any] = {"steps": done.progress.step, "seconds": done.progress.seconds}
+        checked = {"self_check": done.check.to_dict()} if done.check else {}
+        write_json(run.folder / "summary.json", summary | checked)
+        for row, (height, width) in enumerate(pictures.held_out.sizes[:6].tolist()):
+            (run.folder / "examples").mkdir(exist_ok=True)
+            pixels = pictures.held_out.pixels[row, :, :height, :width].permute(1, 2, 0).numpy()
+            Image.fromarray(pixels).save(run.folder / "examples" / f"{row}.png")
+    if part.world > 1:
+        dist.barrier()

@@ -3,7 +3,6 @@
 On images that were held out, two new views are drawn; points of view 0 are matched to the best of
 a fine grid over view 1 by plain nearest neighbour. It measures stability on one's own photos, not
 matching across instances (docs/recipe.md says how little the one predicts the other).
-`check_folder` is `surefeat evaluate self`: the check of any model on a user's own photos.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ def check_folder(
     seed: int = 1,
     device: str | torch.device | None = None,
 ) -> SelfCheck:
-    """Check a model (a run or model folder; None: the one that ships) on up to `count` images.
+    """`surefeat evaluate self`: check a model (a folder; None: what ships) on up to `count` images.
 
     Photos that its run learned from, whole or cropped, are left out; where there are no others, the
     check is done on them, and says so. The warps are those of the run, where there is one.
@@ -170,10 +169,10 @@ def _not_learned_from(items: list[Item], run: Run | None) -> list[Item]:
         return items
     names = run.learned_file.read_text().split("\n")
     # A crop is called photo#annotation; one photo's crops are learned from together, or held out.
-    learned = {*names, *(name.rpartition("#")[0] for name in names)}
-
-    photos = {item.name: item.name.rpartition("#")[0] if item.crop else "" for item in items}
-    others = [item for item in items if learned.isdisjoint({item.name, photos[item.name]} - {""})]
+    learned = {*names, *(name.rpartition("#")[0] for name in names)} - {""}
+    photos = [item.name.rpartition("#")[0] if item.crop else item.name for item in items]
+    pairs = zip(items, photos, strict=True)
+    others = [item for item, photo in pairs if learned.isdisjoint({item.name, photo})]
     if not others:
         _LOG.warning(
             "the model learned from all of these %d images, so that the check flatters it; pass "
