@@ -139,22 +139,18 @@ class KeypointDetector:
         return names.index(category)
 
     def _find(self, work: Iterable[Work], threshold: float) -> Iterator[Labelled]:
-        size, count = self.config.size, BATCH.get(self.model.head.weight.device.type, 16)
-        crops = ((crop(pixels.cpu(), item.box, size=size), item) for pixels, item in work)
-        while batch := list(islice(crops, count)):
-            yield from self._find_batch(batch, threshold)
-
-    def _find_batch(self, batch: list[Work], threshold: float) -> Iterator[Labelled]:
-        device = self.model.head.weight.device
-        crops = torch.stack([pixels for pixels, _ in batch]).to(device)
-        boxes = torch.stack([item.box for _, item in batch]).to(device)
-        maps = maps_of(crops, describe(self.model))
-        points, scores = (values.cpu() for values in find_points(self.head, maps, boxes))
+        device, size = self.model.head.weight.device, self.config.size
         spans = channels(self.categories)
-        for row, (_, item) in enumerate(batch):
-            own = slice(spans[item.category].start, spans[item.category].stop)
-            seen = scores[row, own] >= threshold
-            yield replace(item, points=points[row, own], visible=seen, scores=scores[row, own])
+        cut = ((crop(pixels.cpu(), item.box, size=size), item) for pixels, item in work)
+        while batch := list(islice(cut, BATCH.get(device.type, 16))):
+            crops = torch.stack([pixels for pixels, _ in batch]).to(device)
+            boxes = torch.stack([item.box for _, item in batch]).to(device)
+            maps = maps_of(crops, describe(self.model))
+            points, scores = (values.cpu() for values in find_points(self.head, maps, boxes))
+            for row, (_, item) in enumerate(batch):
+                own = slice(spans[item.category].start, spans[item.category].stop)
+                seen = scores[row, own] >= threshold
+                yield replace(item, points=points[row, own], visible=seen, scores=scores[row, own])
 
     def save(self, folder: str | Path) -> None:
         """Write head.safetensors and detector.json to a new folder, whole or not at all."""

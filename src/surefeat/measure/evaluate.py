@@ -6,9 +6,9 @@ Interrupted, a benchmark continues where it was; what rows share is prepared onc
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypedDict, Unpack
@@ -152,24 +152,15 @@ def evaluate(
     res4c or NAME=FOLDER. device: by default the model's own, or the best there is. options: as
     evaluate_rows takes them (init, out, split, proposals, measures, pairs, quiet ...).
     """
-    if isinstance(model, DenseFeatures) and device is None:
-        device = model.head.weight.device
-    with _folder_of(model) as folder:
+    with TemporaryDirectory() as folder:
+        if isinstance(model, DenseFeatures):  # written out, which leaves it as it is
+            device = device or model.head.weight.device
+            model.save_pretrained(folder)
+            model = folder
         paths = evaluate_rows(
-            benchmark, data, rows=("ours", *rows), model=folder, device=device, **options
+            benchmark, data, rows=("ours", *rows), model=model, device=device, **options
         )
     return Evaluation(tuple(read_result(path) for path in paths), tuple(paths))
-
-
-@contextmanager
-def _folder_of(model: DenseFeatures | str | Path | None) -> Iterator[str | Path | None]:
-    """Where the model lies; one in memory is written out, which leaves it as it is."""
-    if not isinstance(model, DenseFeatures):
-        yield model
-        return
-    with TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        yield folder
 
 
 def evaluate_rows(
@@ -253,15 +244,15 @@ def check_parts(model: DenseFeatures, instances: Sequence[Instance]) -> PartChec
     side = instances[0].image.shape[-1]
     features = model.extract([item.image for item in instances], longest_side=side)
     hits: dict[int, list[float]] = {}
-    for i, first in enumerate(instances):
-        for j, second in enumerate(instances):
-            if i == j or first.category != second.category:
-                continue
-            points0, points1 = correspondences(first, second)
-            if len(points0):
-                points = _most_similar(features[i], features[j], points0)
-                right = (points - points1).norm(dim=1) < 0.1 * side
-                hits.setdefault(first.category, []).append(right.float().mean().item())
+    shown = zip(instances, features, strict=True)
+    for (first, features0), (second, features1) in permutations(shown, 2):
+        if first.category != second.category:
+            continue
+        points0, points1 = correspondences(first, second)
+        if len(points0):
+            points = _most_similar(features0, features1, points0)
+            right = (points - points1).norm(dim=1) < 0.1 * side
+            hits.setdefault(first.category, []).append(right.float().mean().item())
     every = [value for values in hits.values() for value in values]
     if not every:
         raise ValueError(

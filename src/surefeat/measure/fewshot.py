@@ -193,28 +193,22 @@ def measure_row(
     Seeds are appended to OUT/cache as they are finished and read back from there.
     """
     stem, device = f"pascal3d-{data.split}-{row.name}", data.train.objects.boxes.device
-    config = {
-        "row": {**row.settings, "weights": row.layer_weights},
-        "protocol": asdict(protocol),
-        "head": asdict(head),
-    }
+    settings = {"row": {**row.settings, "weights": row.layer_weights}, "head": asdict(head)}
     # Not the seeds: a seed that was measured with others beside it need not be measured again.
-    keyed = config | {"protocol": asdict(protocol) | {"seeds": None}}
-    decisive = [VERSION, row.name, row.weights_sha256, keyed, device.type, data.fingerprint]
-    cache = cache_file(out, stem, decisive)
+    keyed = [VERSION, row.name, row.weights_sha256, settings, protocol.rounds, protocol.cells]
+    cache = cache_file(out, stem, [*keyed, device.type, data.fingerprint])
     done = {seed["seed"]: seed for seed in read_lines(cache)}
     rounds = Rounds(row, data, protocol, head)
-    count = len(protocol.rounds)
-    with tqdm(total=len(protocol.seeds) * count, desc=row.name, disable=quiet) as bar:
-        for seed in protocol.seeds:
-            if seed in done:
-                bar.update(count)
-            else:
-                done[seed] = rounds.run(seed, bar)
-                add_lines(cache, [done[seed]])
+    missing = [seed for seed in protocol.seeds if seed not in done]
+    total = len(missing) * len(protocol.rounds)
+    with tqdm(total=total, desc=row.name, unit="round", disable=quiet) as bar:
+        for seed in missing:
+            done[seed] = rounds.run(seed, bar)
+            add_lines(cache, [done[seed]])
     seeds = [done[seed] for seed in protocol.seeds]
     result = result_of([record for seed in seeds for record in seed["rounds"]], data)
     seconds = round(sum(float(seed["seconds"]) for seed in seeds), 1)
+    config = settings | {"protocol": asdict(protocol)}
     about = about_row(row, config, device=device, seconds=seconds)
     return write_result(out / f"{stem}.json", result | about)
 
@@ -266,13 +260,11 @@ class Rounds:
         trained = time.perf_counter()
         guessed = out_of_box(mean_positions(train.objects, chosen), test.objects.boxes, size=UNIT)
         images = zip(train.category[chosen].tolist(), train.photo[chosen].tolist(), strict=True)
+        shown = int(train.objects.visible[chosen.to(rows.device)].sum())
         record: dict[str, Any] = {
-            "images": len(set(images)),
-            "objects": len(chosen),
-            "keypoints": int(train.objects.visible[chosen.to(rows.device)].sum()),
-            "steps": steps,
-            "loss": sum(last) / len(last),
-        }
+            "images": len(set(images)), "objects": len(chosen), "keypoints": shown,
+            "steps": steps, "loss": sum(last) / len(last),
+        }  # fmt: skip
         for route, points in (("", self.predict(head)), (CONTROL, guessed)):
             errors = relative_errors(points, test.objects)
             curves = class_curves(

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefeat.core.geometry import Frame
+from surefeat.core.geometry import Frame, box_iou
 from surefeat.core.image import resize
 from surefeat.match.dense import flow_from_regions, transfer_points
 from surefeat.match.regions import match_regions
 from surefeat.match.sd_filter import sd_filter
 from surefeat.match.search import Side, find, peak_offset, prepare, vote
 from surefeat.measure.material import Case, FeatureStore, Key
-from surefeat.measure.metrics import identity_points, paired_iou
+from surefeat.measure.metrics import identity_points
 from surefeat.measure.protocol import REGION_MEASURES, LocationBonus, Measure, Protocol
 from surefeat.measure.rows import Row
 from surefeat.model.features import Features, Pooling
@@ -171,7 +171,7 @@ def _measure_regions(
     if "flow" in case.measures:
         flows["flow"] = field(index, score)
     active = case.truth.active
-    iou = paired_iou(case.boxes1[index[active]], case.truth.boxes)
+    iou = box_iou(case.boxes1[index[active]], case.truth.boxes).diagonal()
     return iou[score[active].argsort(descending=True, stable=True)], flows
 
 

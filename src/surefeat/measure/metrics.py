@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefeat.core.geometry import Frame, box_area
+from surefeat.core.geometry import Frame
 from surefeat.data.benchmarks import CONVENTIONS, SCNET_SIDE, Convention
 from surefeat.data.pairs import Pair
 
@@ -38,28 +38,6 @@ class PckResult:
     """per_image within each category."""
     right: tuple[Tensor, ...]
     """Of every pair (A, V) bool: which of its visible keypoints are right at each alpha."""
-
-
-@dataclass(frozen=True)
-class RegionCurves:
-    """PCR(t) and mIoU@k over pairs, and their areas (mean height over the axis, in [0, 1])."""
-
-    pcr: tuple[float, ...]
-    """For t = 0, 0.01, ..., 1, mean over pairs of the share of active proposals with 1 - IoU < t
-    (SCNet's)."""
-    pcr_area: float
-    pcr_by_class: tuple[float, ...]
-    """The same, averaged within each category first and then over categories (Proposal Flow's)."""
-    pcr_by_class_area: float
-    miou: tuple[float, ...]
-    """For k = 1..100, mean IoU over all pairs' active proposals ranked <= k in their pair."""
-    miou_area: float
-    pairs: int
-    """Those with an active proposal; only they count."""
-    empty_pairs: int
-    """Those without."""
-    proposals: int
-    """Active ones of all pairs together."""
 
 
 def longer_side(box: Tensor) -> float:
@@ -137,20 +115,14 @@ def pck_over_pairs(
     )
 
 
-def paired_iou(boxes0: Tensor, boxes1: Tensor) -> Tensor:
-    """IoU of row i with row i, inclusive widths: (N, 4) and (N, 4) -> (N,)."""
-    low = torch.maximum(boxes0[:, :2], boxes1[:, :2])
-    high = torch.minimum(boxes0[:, 2:], boxes1[:, 2:])
-    common = box_area(torch.cat([low, high], dim=-1))
-    union = box_area(boxes0) + box_area(boxes1) - common
-    return common / union.clamp_min(torch.finfo(common.dtype).tiny)
+def region_curves(ious: Sequence[Tensor], categories: Sequence[str]) -> dict[str, Tensor]:
+    """Curves of regions from, per pair, the IoU (A,) of its active proposals by falling score.
 
-
-def region_curves(ious: Sequence[Tensor], categories: Sequence[str]) -> RegionCurves:
-    """PCR(t) and mIoU@k from, per pair, the IoU (A,) of its active proposals by falling score.
-
-    The IoU is that of a proposal's best match with its ground-truth box. Ranks are among a pair's
-    active proposals; with fewer than k, all of them count.
+    The IoU is that of a proposal's best match with its ground-truth box; pairs without active
+    proposals do not count. "pcr" (101,): for t = 0, 0.01, ..., 1, mean over pairs of the share of
+    active proposals with 1 - IoU < t (SCNet's); "pcr by class": the same, averaged within each
+    category first and then over categories (Proposal Flow's); "miou" (100,): for k = 1..100, mean
+    IoU over all pairs' active proposals ranked <= k in their pair.
     """
     used = [index for index, iou in enumerate(ious) if iou.numel()]
     if not used:
@@ -159,25 +131,15 @@ def region_curves(ious: Sequence[Tensor], categories: Sequence[str]) -> RegionCu
     shares = torch.stack(
         [(1 - ious[i].double()[:, None].cpu() < thresholds).double().mean(0) for i in used]
     )
-    by_class = torch.stack(list(_mean_by(shares, [categories[i] for i in used]).values())).mean(0)
+    by_class = torch.stack(list(_mean_by(shares, [categories[i] for i in used]).values()))
     total = torch.zeros(TOP, dtype=torch.float64)
     count = torch.zeros_like(total)
     for index in used:
         best = ious[index][:TOP].double().cpu()
         total[: len(best)] += best
         count[: len(best)] += 1
-    pcr, miou = shares.mean(0), total.cumsum(0) / count.cumsum(0)
-    return RegionCurves(
-        pcr=_floats(pcr),
-        pcr_area=float(area(pcr)),
-        pcr_by_class=_floats(by_class),
-        pcr_by_class_area=float(area(by_class)),
-        miou=_floats(miou),
-        miou_area=float(area(miou)),
-        pairs=len(used),
-        empty_pairs=len(ious) - len(used),
-        proposals=sum(ious[i].numel() for i in used),
-    )
+    miou = total.cumsum(0) / count.cumsum(0)
+    return {"pcr": shares.mean(0), "pcr by class": by_class.mean(0), "miou": miou}
 
 
 def identity_points(points: Tensor, *, size0: tuple[int, int], size1: tuple[int, int]) -> Tensor:

@@ -17,12 +17,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from surefeat.core.files import environment, write_text
+from surefeat.core.files import as_json, environment, write_text
 from surefeat.core.ranking import aurc, auroc, expected_calibration_error
 from surefeat.data.benchmarks import CONVENTIONS, Convention
 from surefeat.data.pairs import Pair
 from surefeat.measure.material import Case, Material
-from surefeat.measure.metrics import RegionCurves, pck_over_pairs, region_curves
+from surefeat.measure.metrics import area, pck_over_pairs, region_curves
 from surefeat.measure.protocol import ALPHAS, POINT_MEASURES
 from surefeat.measure.rows import Row
 
@@ -139,7 +139,7 @@ def _add_variant(
         ious = [torch.tensor(record["iou_by_rank"]) for record in records]
         by_pair[str(Score("mean iou", shifted=shifted))] = [float(iou.mean()) for iou in ious]
         if any(len(iou) for iou in ious):
-            _add_regions(result, shifted, region_curves(ious, [pair.category for pair in pairs]))
+            _add_regions(result, shifted, ious, [pair.category for pair in pairs])
     numbers = [case.number for case in cases]
     for name, values in by_pair.items():
         known = dict(zip(numbers, values, strict=True))
@@ -196,23 +196,21 @@ def _add_losses(result: Result, losses: Sequence[Record]) -> None:
     }
 
 
-def _add_regions(result: Result, shifted: bool, curves: RegionCurves) -> None:
-    prefix = "shifted " if shifted else ""
-    result["metrics"] |= {
-        str(Score("pcr area", shifted=shifted)): curves.pcr_area,
-        str(Score("pcr area by class", shifted=shifted)): curves.pcr_by_class_area,
-        str(Score("miou area", shifted=shifted)): curves.miou_area,
-    }
+def _add_regions(
+    result: Result, shifted: bool, ious: Sequence[Tensor], categories: Sequence[str]
+) -> None:
+    prefix, used = "shifted " if shifted else "", sum(bool(len(iou)) for iou in ious)
     result["counts"] |= {
-        f"{prefix}region pairs": curves.pairs,
-        f"{prefix}pairs without active proposals": curves.empty_pairs,
-        f"{prefix}active proposals": curves.proposals,
+        f"{prefix}region pairs": used,
+        f"{prefix}pairs without active proposals": len(ious) - used,
+        f"{prefix}active proposals": sum(map(len, ious)),
     }
-    result["curves"] |= {
-        f"{prefix}pcr": list(curves.pcr),
-        f"{prefix}pcr by class": list(curves.pcr_by_class),
-        f"{prefix}miou": list(curves.miou),
-    }
+    areas: dict[str, Kind] = {
+        "pcr": "pcr area", "pcr by class": "pcr area by class", "miou": "miou area",
+    }  # fmt: skip
+    for name, curve in region_curves(ious, categories).items():
+        result["metrics"][str(Score(areas[name], shifted=shifted))] = float(area(curve))
+        result["curves"][f"{prefix}{name}"] = curve.tolist()
 
 
 def _common(pair: Pair) -> Pair:
@@ -270,13 +268,7 @@ def read_result(path: Path) -> Result:
 
 def _short(value: Any) -> Any:
     """Four decimals; NaN and infinity become null."""
-    if isinstance(value, Mapping):
-        return {key: _short(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short(entry) for entry in value]
-    if isinstance(value, float):
-        return round(value, 4) if math.isfinite(value) else None
-    return value
+    return json.loads(as_json(value), parse_float=lambda number: round(float(number), 4))
 
 
 def pair_values(result: Result, score: Score) -> list[float | None]:

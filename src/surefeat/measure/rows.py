@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefeat.core.files import file_hash
+from surefeat.core.files import file_hash, pack_tensors
 from surefeat.core.geometry import Frame
 from surefeat.model.config import POINT_WEIGHTS, REGION_WEIGHTS, WEIGHTS, model_folder
 from surefeat.model.features import Features
@@ -239,7 +239,8 @@ def imagenet_trunk(
         first = bool(file and stride_in_1x1_of(file))
         trunk = ResNet50(stride_in_1x1=first, dilated=dilated)
     load_initial(trunk, source, name=name)
-    digest = file_hash(file) if file else _state_hash(trunk)
+    packed = pack_tensors(trunk.state_dict())
+    digest = file_hash(file) if file else hashlib.sha256(packed).hexdigest()
     return trunk.eval().requires_grad_(False).to(device), digest
 
 
@@ -250,13 +251,6 @@ def _fitting(name: str, init: Sequence[str | Path]) -> str | Path:
             return source
     given = ", ".join(map(str, init)) or "nothing"
     raise ValueError(f"{given} holds no weights of {name}; add its file to --init, or imagenet")
-
-
-def _state_hash(trunk: Trunk) -> str:
-    digest = hashlib.sha256()
-    for key, value in sorted(trunk.state_dict().items()):
-        digest.update(key.encode() + value.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 CELL = 8

@@ -35,7 +35,6 @@ class Published:
     value: float
     row: str = ""
     """Ours that does the same."""
-    source: str = "Novotny et al. 2018"
 
 
 _FLOW = pck_score("flow", "scnet")
@@ -46,8 +45,8 @@ PUBLISHED = (
     Published("VGG16", "pf-pascal", _FLOW, 62.3, "vgg16"),
     Published("ResNet-50-HC", "pf-pascal", _FLOW, 64.0, "resnet50-hc"),
     Published("Ours", "pf-pascal", _FLOW, 66.5, "ours"),
-    Published("Hyperpixel Flow, ResNet-50", "pf-pascal", _IMG, 83.4, source="Min et al. 2019"),
-    Published("DINOv2", "pf-pascal", _IMG, 82.6, source="zero-shot, as later papers print it"),
+    Published("Hyperpixel Flow, ResNet-50", "pf-pascal", _IMG, 83.4),
+    Published("DINOv2", "pf-pascal", _IMG, 82.6),
     Published(
         "ResNet-50-HC", "pascal3d", Score("pck", alpha=0.1, rule="bbox", images="all"), 54.7,
         "resnet50-hc",
@@ -115,7 +114,7 @@ def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
     return {result["row"]: [result] for result in results}
 
 
-def read_results(folder: Path, *, benchmark: str | None = None) -> list[Result]:
+def read_results(folder: Path) -> list[Result]:
     """The matching results in a folder, by their file names."""
     results = []
     for path in sorted(folder.glob("*.json")):
@@ -123,7 +122,7 @@ def read_results(folder: Path, *, benchmark: str | None = None) -> list[Result]:
             result = read_result(path)
         except ValueError:
             continue
-        if "curves" in result and benchmark in (None, result["benchmark"]):
+        if "curves" in result:
             results.append(result)
     if not results:
         raise ValueError(f"{folder} holds no matching results; write some with surefeat evaluate")
