@@ -199,11 +199,9 @@ def proposals_of(
 
 def write_proposals(boxes: Mapping[str, Tensor], config: ProposalConfig, file: Path) -> None:
     """Add boxes (N, 4) by the key of their image, all or none; quarter pixels are kept."""
-    rows = []
-    for key, given in boxes.items():
-        # Column by column: neighbours are alike, which compresses better.
-        parts = (given.double() * _PARTS).round().numpy().T.astype("<i4")
-        rows.append((key, zlib.compress(parts.tobytes())))
+    # Column by column: neighbours are alike, which compresses better.
+    columns = {k: (b.double() * _PARTS).round().numpy().T.astype("<i4") for k, b in boxes.items()}
+    rows = [(key, zlib.compress(parts.tobytes())) for key, parts in columns.items()]
     with _opened(file, config, write=True) as store, store:
         store.executemany("INSERT OR REPLACE INTO proposals VALUES (?, ?)", rows)
 

@@ -1,7 +1,4 @@
-"""Figures of features: warped views, confidence, channels, main directions as colours.
-
-Pictures are drawn in original pixels, pixel centres at integers.
-"""
+"""Figures of features: warped views, confidence, channels, main directions as colours."""
 
 from __future__ import annotations
 
@@ -107,10 +104,10 @@ def channels(features: Features, image: ImageLike, *, top: int = 8) -> Figure:
     ((maps, pixels, frame),) = _together(features, image)
     top = min(top, len(maps.descriptors))
     chosen = maps.descriptors.flatten(1).float().std(dim=1).argsort(descending=True)[:top].tolist()
-    columns, aspect = math.ceil(top / 2), _aspect(frame)
+    (height, width), columns = frame.original, math.ceil(top / 2)
     side = style.WIDTH / (columns + 2)
     figure = style.new_figure(
-        2 * (side * min(aspect, 1.5) + 0.3),
+        2 * (side * min(height / width, 1.5) + 0.3),
         "Responses of the channels that vary most over the image: red positive, blue negative.",
     )
     grid = figure.add_gridspec(2, columns + 2)
@@ -201,13 +198,10 @@ def _together(
 
 def _photos_beside(seen: list[Seen], title: str, *, label: str) -> tuple[Figure, list[Axes]]:
     """Every image, and beside it a tile of this title to draw on."""
-    figure, tiles = style.pairs_of_tiles([_aspect(frame) for _, _, frame in seen], label=label)
+    sizes = [frame.original for _, _, frame in seen]
+    figure, tiles = style.pairs_of_tiles([height / width for height, width in sizes], label=label)
     for number, ((maps, pixels, frame), (plain, other)) in enumerate(zip(seen, tiles, strict=True)):
         style.show(plain, pixels, frame)
         style.small_title(plain, style.short_name(maps, number))
         style.small_title(other, title)
     return figure, [other for _, other in tiles]
-
-
-def _aspect(frame: Frame) -> float:
-    return frame.original[0] / frame.original[1]
