@@ -225,9 +225,7 @@ def select(candidates: Sequence[Candidate], config: SelectConfig) -> Selection:
             return "below the floor"
         return "below the median" if candidate.score < middle[candidate.category] else "kept"
 
-    return Selection(
-        tuple(replace(candidate, verdict=judge(candidate)) for candidate in candidates)
-    )
+    return Selection(tuple(replace(c, verdict=judge(c)) for c in candidates))
 
 
 def to_coco(
@@ -240,12 +238,9 @@ def to_coco(
     rows = {name: row for row, name in enumerate(sizes)}
     columns = {name: column for column, name in enumerate(categories)}
     annotations = tuple(
-        Annotation(
-            rows[candidate.name], columns[candidate.category], candidate.box,
-            more={"score": round(candidate.score, 6)},
-        )
-        for candidate in selection.kept()
-    )  # fmt: skip
+        Annotation(rows[c.name], columns[c.category], c.box, more={"score": round(c.score, 6)})
+        for c in selection.kept()
+    )
     images = tuple(CocoImage(name, size) for name, size in sizes.items())
     return Coco(images, tuple(make_category(name, ()) for name in categories), annotations)
 
