@@ -2,8 +2,7 @@
 
 What is measured is the detector: in rounds of growing annotation its head is fitted further, as
 `surefeat keypoints fit` fits it, on any row's features, and finds the keypoints of all test objects
-after each. Metrics are means over the classes, then over the seeds. The control is the mean place
-in the box, without looking.
+after each. Metrics are means over the classes, then over the seeds.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ def evaluate_fewshot(
 
     data: a folder in one of the layouts of data.keypoints, its photos under `images`. `classes` and
     `objects` (per class) make a trial smaller; the split's name says so. Objects are cut out of
-    their photos once for all rows. Interrupted, it continues with the first seed that is not done
-    when called again with the same settings.
+    their photos once for all rows. Interrupted, it continues with the first seed not yet done.
     """
     protocol, head = protocol or FewShot(), head or KeypointConfig()
     where = choose_device(device)
