@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -108,7 +107,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "PF-dataset.zip"
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr("PF-dataset/readme.txt", "a small copy")
-    source = replace(fetch.SOURCES["pf-willow"], url=archive.as_uri())
+    source = (archive.as_uri(), "a test")
     monkeypatch.setitem(fetch.SOURCES, "pf-willow", source)
 
 
