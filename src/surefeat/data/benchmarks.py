@@ -1,18 +1,11 @@
 """The benchmarks of semantic matching by name: their pairs, and the rule their numbers go by.
 
-pf-pascal (Ham et al. 2017): pairs of VOC images, longest side 300, with Berkeley keypoints.
-PF-dataset-PASCAL/JPEGImages/*.jpg, PF-dataset-PASCAL/Annotations/<class>/<image>.mat (`kps`, N x 2
-with NaN = missing; `bbox`, x1 y1 x2 y2) and the public lists in image_pairs/*.csv. All of them
-count pixels from 1 (the public evaluators subtract 1 before normalising); here from 0.
-
-pf-willow (Ham et al. 2016): 10 sub-classes of 10 images, 10 keypoints each, 900 pairs.
-PF-dataset-WILLOW/<sub-class>/<image>.png with <image>.mat beside it, whose `pts_coord` is 2 x 10
-(x in the first row) and counts pixels from 1, as Matlab does; here from 0.
-
-spair (SPair-71k, Min et al. 2019): 18 categories, pairs with annotated boxes.
-PairAnnotation/<split>/*.json and JPEGImages/<category>/*.jpg. Coordinates are taken as they stand,
-first pixel 0, as the data set's own evaluator does; its boxes (x1, y1, x2, y2) name their last
-pixel, which is our inclusive box.
+pf-pascal (Ham et al. 2017): PF-dataset-PASCAL/JPEGImages/*.jpg, Annotations/<class>/<image>.mat
+there (`kps`, N x 2 with NaN = missing; `bbox`, x1 y1 x2 y2), and the lists image_pairs/*.csv.
+pf-willow (Ham et al. 2016): PF-dataset-WILLOW/<sub-class>/<image>.png with <image>.mat beside it,
+whose `pts_coord` is 2 x 10, x in the first row. Both count pixels from 1; here from 0.
+spair (SPair-71k, Min et al. 2019): PairAnnotation/<split>/*.json and JPEGImages/<category>/*.jpg,
+first pixel 0; its boxes name their last pixel, as ours do.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
 Convention: points are (x, y) in original pixels, boxes inclusive (see core.geometry). A keypoint is
 visible when COCO's flag v is 1 or 2; with v = 0 it has no place.
 
-PASCAL3D+ (Xiang et al. 2014) has keypoints of 12 rigid classes on VOC 2012 photos. Two layouts are
-read. COCO's: keypoints_train.json and keypoints_val.json in one folder. The release's own:
-Annotations/<class>_pascal/<image>.mat, a struct `record` with `objects`, each with `class`, `bbox`
-and `anchors`, a struct of keypoints with `location` and `status` (1: visible); photos in
-Images/<class>_pascal, and VOC's lists of image names. The .mat files count pixels from 1, the
-result from 0. Objects that are difficult, truncated or occluded are not left out.
+PASCAL3D+ (Xiang et al. 2014): COCO's layout, keypoints_train.json and keypoints_val.json, or the
+release's: Annotations/<class>_pascal/<image>.mat, a struct `record` with `objects`, each with
+`class`, `bbox` and `anchors` (keypoints with `location` and `status`); they count pixels from 1,
+the result from 0. Objects that are difficult, truncated or occluded are not left out.
 """
 
 from __future__ import annotations

@@ -68,11 +68,9 @@ def model_folder(source: str | Path | None) -> Path:
         return folder
     if str(source) in SHIPPED:
         return shipped / str(source)
-    raise FileNotFoundError(
-        f"no model at {source} (looked for {SETTINGS} and {WEIGHTS}, also in model/); "
-        f"{_nearby(Path(source))}pass a folder written by `surefeat pretrain`, "
-        f"{' or '.join(SHIPPED)}, or {HUB}OWNER/NAME"
-    )
+    what = f"no model at {source} (looked for {SETTINGS} and {WEIGHTS}, also in model/)"
+    known = f"a folder written by `surefeat pretrain`, {' or '.join(SHIPPED)}, or {HUB}OWNER/NAME"
+    raise FileNotFoundError(f"{what}; {_nearby(Path(source))}pass {known}")
 
 
 def _holds_model(given: Path) -> Path | None:

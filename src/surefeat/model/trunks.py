@@ -2,8 +2,7 @@
 
 A trunk has `stride` (of its last map), `taps` (name -> channels, in order of depth), `last` (the
 deepest one's name), `mean`, `std` (its input scale) and `last_stage` (what `trained="last"`
-trains), and is called with normalised images and the names of the wanted taps. ResNet-50's
-convolutions take in their batch norms where statistics are frozen (`conv_bn`).
+trains), and is called with normalised images and the names of the wanted taps.
 """
 
 from __future__ import annotations
