@@ -35,13 +35,24 @@ from surefeat.measure.tables import (
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
 
-RULES: dict[str, Convention] = {"pf-pascal": "scnet", "pf-willow": "bbox-kp"}
-"""Of the matching benchmarks."""
+RULES: dict[str, Convention] = {"pf-pascal": "scnet", "pf-willow": "bbox-kp", "pairs": "scnet"}
+"""Of the matching benchmarks; pairs are those of birds."""
+
+FOLDERS = {"pairs": "cub-dev"}
+"""Where results lie that are not called after their benchmark."""
 
 FLOW = pck_score("flow", "scnet")
 
 TITLES = {
-    "ours": "ours",
+    "ours@320": "**ours**, as it ships",
+    "ours@256+384": "ours, slower: seen at 256 and 384 px",
+    "one-way@320": "ours, one-way",
+    "vgg16-ours@320": "ours, VGG16",
+    "res4e@320": "res4e, untrained",
+    "res4c@320": "res4c, untrained",
+    "vgg16@320": "VGG16 pool4, untrained",
+    "resnet50-dilated@320": "ResNet-50-dilated res5c, untrained",
+    "ours": "first version, 224 px: ours (now one-way)",
     "ours@224+320": "ours, seen at 224 and 320 px",
     "ours@224+320+448": "ours, seen at 224, 320 and 448 px",
     "without-confidence": "ours w/o confidence",
@@ -100,11 +111,12 @@ class Line:
     """Under results/."""
 
 
-def lines_of(benchmark: str, split: str = "test") -> list[Line]:
+def lines_of(benchmark: str, split: str = "test", *, folder: str = "") -> list[Line]:
     """Every row of a benchmark that may be shown, in the order of TITLES, seeds below their row."""
     lines = []
+    folder = folder or FOLDERS.get(benchmark, benchmark)
     for row, title in TITLES.items():
-        name = f"{benchmark}/{benchmark}-{split}-{row}.json"
+        name = f"{folder}/{benchmark}-{split}-{row}.json"
         first = read(name)
         if first is None:
             continue
@@ -166,10 +178,10 @@ def controls(benchmark: str) -> str:
     return matching_table(benchmark, columns, control=True)
 
 
-def few_shot() -> str:
+def few_shot(folder: str) -> str:
     sizes = ("1", "2", "5", "10", "20", "50", "100", "all")
     columns = {size: Score("pck", alpha=0.1, rule="bbox", images=size) for size in sizes}
-    lines = lines_of("pascal3d", "val")
+    lines = lines_of("pascal3d", "val", folder=folder)
     table = score_table({line.title: line.results for line in lines}, columns, head="labelled")
     mean = [Score("pck", CONTROL, 0.1, "bbox", images=size) for size in sizes]
     table.append([f"{CONTROL} (control)", *(cell(lines[0].results, score) for score in mean)])
@@ -320,36 +332,33 @@ AGAIN = "Not shown: its file is of a tree with uncommitted changes and will be m
 def summary() -> str:
     """README's table: what is to be beaten, what is published, and ours, by both rules."""
     scnet, img = pck_score("voting", "scnet"), pck_score("voting", "img")
-    columns = {"PF-PASCAL, scnet@0.1": scnet, "PF-PASCAL, img@0.1": img}
-    rows = {line.row: line for line in lines_of("pf-pascal")}
-    best = max(
-        (line for line in rows.values() if "untrained" in line.title and "@" not in line.row),
-        key=lambda line: scnet.of(line.results[0]) or 0.0,
+    pascal, birds = (
+        {line.row: line.results[0] for line in lines_of(name)} for name in ("pf-pascal", "pairs")
     )
-    wanted = {
-        f"best untrained layer of a ResNet-50 or VGG16 ({best.row})": best,
-        "**surefeat**, as it ships": rows["ours"],
-        "**surefeat**, slower: photos seen at two sizes": rows["ours@224+320"],
-    }
-    table = score_table({title: line.results for title, line in wanted.items()}, columns, head="")
-    quoted = []
-    for title, rule, value in (
-        ("the paper", "scnet", published("ours", "pf-pascal", FLOW)),
-        ("DINOv2", "img", 82.6),  # zero-shot, as later papers print it
-        ("Hyperpixel Flow, ResNet-50", "img", 83.4),  # Min et al. 2019
-    ):
-        cells = [score.shown(value if score.rule == rule else None) for score in columns.values()]
-        quoted.append([f"{title}, published", *cells])
-    return markdown([*table[:2], *quoted, *table[2:]])
+    table = [["", "PF-PASCAL, scnet@0.1", "PF-PASCAL, img@0.1", "birds, scnet@0.1"]]
+    for row, title in {
+        "res4e@320": "untrained: res4e of a ResNet-50",
+        "ours@320": "**surefeat**, as it ships",
+        "ours@256+384": "surefeat, slower: photos seen at two sizes",
+        "one-way@320": "surefeat, `--model one-way`",
+    }.items():
+        shown = ((pascal, scnet), (pascal, img), (birds, scnet))
+        cells = [score.shown(score.of(of[row]) if row in of else None) for of, score in shown]
+        table.append([title, *cells])
+    paper = published("ours", "pf-pascal", FLOW)
+    table.append(["the paper, published", scnet.shown(paper), "", ""])
+    table.append(["Hyperpixel Flow, ResNet-50, published (Min et al. 2019)", "", "83.4", ""])
+    return markdown(table)
 
 
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"results": summary},
     PAGE: {
         **{f"points {name}": partial(points, name) for name in RULES},
-        **{f"regions {name}": partial(by_regions, name) for name in RULES},
-        **{f"controls {name}": partial(controls, name) for name in RULES},
-        "few-shot": few_shot,
+        **{f"regions {name}": partial(by_regions, name) for name in ("pf-pascal", "pf-willow")},
+        **{f"controls {name}": partial(controls, name) for name in ("pf-pascal", "pf-willow")},
+        "few-shot": partial(few_shot, "pascal3d"),
+        "few-shot first": partial(few_shot, "first/pascal3d"),
         "boxes": boxes,
         "confidence": confidence,
         "training speed": training_speed,

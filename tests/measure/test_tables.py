@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 import results_page  # noqa: E402
 
 RESULTS = sorted((ROOT / "results").rglob("*.json"))
-MATCHING = [path for path in RESULTS if path.parent.name in ("pf-pascal", "pf-willow")]
+MATCHING = [path for path in RESULTS if path.parent.name in ("pf-pascal", "pf-willow", "cub-dev")]
 FEWSHOT = [path for path in RESULTS if path.parent.name == "pascal3d"]
 
 
@@ -161,7 +161,7 @@ def test_a_row_holds_what_its_protocol_asked_for_and_its_means_follow_from_its_p
         curve = stored["curves"][name]
         area = (sum(curve) - (curve[0] + curve[-1]) / 2) / (len(curve) - 1)
         assert area == pytest.approx(stored["metrics"][f"{name} area"], abs=2e-4)
-    assert len(names) == {"pf-pascal": 299, "pf-willow": 900}[stored["benchmark"]]
+    assert len(names) == {"pf-pascal": 299, "pf-willow": 900, "pairs": 400}[stored["benchmark"]]
 
 
 def check_classes(classes: dict[str, float], names: list[str], values: list[float | None]) -> None:
