@@ -107,11 +107,17 @@ def test_sd_filter_is_the_same_on_several_threads() -> None:
     assert torch.allclose(sd_filter(values, mask, image), alone, atol=1e-4)
 
 
-def test_without_numba_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for missing in ("numba", "surefeat.match.grid_solver"):
-        monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ImportError, match=r"pip install 'surefeat\[proposals\]'"):
-        sd_filter(*realistic_case(8, 9, seed=1))
+def test_without_numba_scipy_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    guidance = smooth_photo(14, 11, seed=4)
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randn(2, 14, 11, generator=generator)
+    mask = torch.rand(14, 11, generator=generator) < 0.6
+    fast = sd_filter(values, mask, guidance)
+    monkeypatch.setitem(sys.modules, "surefeat.match.grid_solver", None)
+    torch.testing.assert_close(sd_filter(values, mask, guidance), fast, atol=1e-4, rtol=1e-4)
+    monkeypatch.setitem(sys.modules, "scipy.linalg", None)
+    with pytest.raises(ImportError, match=r"needs numba or scipy: pip install 'surefeat"):
+        sd_filter(values, mask, guidance)
 
 
 def test_sd_filter_treats_a_batch_like_its_members() -> None:
