@@ -165,13 +165,6 @@ def pack_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None 
     return save(packed, metadata)
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
-) -> None:
-    """Write a .safetensors file atomically."""
-    write_bytes(path, pack_tensors(tensors, metadata))
-
-
 def write_model(
     weights: Path, tensors: Mapping[str, Tensor], settings: Path, about: dict[str, Any]
 ) -> None:

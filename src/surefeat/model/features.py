@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefeat.core.files import from_dict, to_dict, write_tensors
+from surefeat.core.files import from_dict, pack_tensors, to_dict, write_bytes
 from surefeat.core.geometry import Frame, clip_boxes, pixel_to_grid, sample
 from surefeat.core.image import ImageLike
 
@@ -124,7 +124,8 @@ class Features:
         about = {"original": self.frame.original, "network": self.frame.network,
                  "stride": self.stride, "name": self.name,
                  "reliability": self.reliability and to_dict(self.reliability)}  # fmt: skip
-        write_tensors(Path(path), tensors, {"format": _FORMAT, "about": json.dumps(about)})
+        meta = {"format": _FORMAT, "about": json.dumps(about)}
+        write_bytes(Path(path), pack_tensors(tensors, meta))
 
     @staticmethod
     def load(path: str | Path) -> Features:
