@@ -177,36 +177,21 @@ def preset(name: Preset) -> Config:
             mirrored=0.0,
         )  # fmt: skip
         printed = replace(
-            ours.train,
-            trained="all",
-            optimiser="adagrad",
-            lr=1e-3,
-            lr_warmup=0,
-            clip=0.0,
-            patience=2000,
-            steps=20_000,
-        )
+            ours.train, trained="all", optimiser="adagrad", lr=1e-3, lr_warmup=0, clip=0.0,
+            patience=2000, steps=20_000,
+        )  # fmt: skip
         loss, data = replace(ours.loss, ignore_radius=30.0), replace(ours.data, side=256)
         model = replace(ours.model, lower="res4c")
         return replace(ours, model=model, warp=wide, loss=loss, train=printed, data=data)
     if name == "small":
         return replace(
-            ours,
-            model=replace(ours.model, trunk="small", channels=32, longest_side=128),
+            ours, model=replace(ours.model, trunk="small", channels=32, longest_side=128),
             warp=replace(ours.warp, size=96, mirrored=0.0),
             loss=replace(ours.loss, points=256, ignore_radius=12.0, sigma_warmup=200),
             train=replace(
-                ours.train,
-                steps=400,
-                batch=16,
-                trained="all",
-                lr=2e-3,
-                head_lr=2e-3,
-                decay="cosine",
-                log_every=10,
-                check_every=100,
-                checkpoint_every=100,
+                ours.train, steps=400, batch=16, trained="all", lr=2e-3, head_lr=2e-3,
+                decay="cosine", log_every=10, check_every=100, checkpoint_every=100,
             ),
             data=replace(ours.data, side=112),
-        )
+        )  # fmt: skip
     raise ValueError(f"unknown preset {name!r}; choose ours, one-way, paper or small")
