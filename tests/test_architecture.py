@@ -51,7 +51,6 @@ def test_functions_fit_a_screen_and_are_typed() -> None:
     assert not house.open_options()
 
 
-@pytest.mark.xfail(reason="not there yet")
 def test_the_package_stays_small_enough_to_read() -> None:
     lines = house.sizes()
     assert len(lines) <= house.MOST_FILES

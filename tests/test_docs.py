@@ -19,8 +19,6 @@ LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_files(page: Path) -> None:
-    if page == ROOT / "README.md":
-        pytest.xfail("still names results that were moved")
     links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
     missing = [link for link in links if not (page.parent / link).exists()]
     assert not missing

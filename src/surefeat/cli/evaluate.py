@@ -15,6 +15,16 @@ from surefeat.keypoints.config import PAPER, FewShot, KeypointConfig
 from surefeat.measure.protocol import MEASURES, SHIFTED, Measure
 
 
+def _written(paths: list[Path], *, to_script: bool) -> list[Any]:
+    """The results just written: said by name, or all their metrics printed for a script."""
+    from surefeat.measure.results import read_result
+
+    results = [read_result(path) for path in paths]
+    metrics = {result["row"]: result["metrics"] for result in results}
+    print(json.dumps(metrics) if to_script else "written: " + " ".join(map(str, paths)))
+    return results
+
+
 @dataclass(frozen=True)
 class EvaluateFewShot:
     """Keypoints from a handful of labels: rounds of growing annotation, as in the paper."""
@@ -53,6 +63,8 @@ class EvaluateFewShot:
 
     def run(self) -> None:
         from surefeat.measure.fewshot import evaluate_fewshot
+        from surefeat.measure.results import Score
+        from surefeat.measure.tables import markdown, round_table
 
         if self.paper and self.head != KeypointConfig():
             raise ValueError("--paper sets the head; leave out its other settings, or --paper")
@@ -62,19 +74,10 @@ class EvaluateFewShot:
             classes=self.classes, objects=self.objects, protocol=self.protocol,
             head=PAPER if self.paper else self.head, device=self.device, quiet=self.json,
         )  # fmt: skip
-        self._show(paths)
-
-    def _show(self, paths: list[Path]) -> None:
-        from surefeat.measure.results import Score, read_result
-        from surefeat.measure.tables import markdown, round_table
-
-        results = [read_result(path) for path in paths]
-        if self.json:
-            print(json.dumps({result["row"]: result["metrics"] for result in results}))
-            return
+        results = _written(paths, to_script=self.json)
         for score in (Score("pck", alpha=0.1, rule="bbox"), Score("pck area", rule="bbox")):
-            print(f"{score}, mean of classes\n\n{markdown(round_table(results, score))}")
-        print("written:", *paths)
+            if not self.json:
+                print(f"{score}, mean of classes\n\n{markdown(round_table(results, score))}")
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,7 @@ class EvaluateMatching:
 
     def run(self) -> None:
         from surefeat.measure.evaluate import evaluate_rows
+        from surefeat.measure.tables import main_table, markdown, transposed
 
         paths = evaluate_rows(
             self.benchmark, self.data, rows=self.rows, model=self.model, init=self.init,
@@ -176,19 +180,10 @@ class EvaluateMatching:
             side=self.side, inputs=self.inputs, pairs=self.pairs, device=self.device,
             quiet=self.json,
         )  # fmt: skip
-        self._show(paths)
-
-    def _show(self, paths: list[Path]) -> None:
-        from surefeat.measure.results import read_result
-        from surefeat.measure.tables import main_table, markdown, transposed
-
-        results = [read_result(path) for path in paths]
-        if self.json:
-            print(json.dumps({result["row"]: result["metrics"] for result in results}))
-            return
-        print(f"PCK in percent, within 0.1 by the {results[0]['rule']} rule unless said\n")
-        print(markdown(transposed(main_table(results))))
-        print("written:", *paths)
+        results = _written(paths, to_script=self.json)
+        if not self.json:
+            print(f"PCK in percent, within 0.1 by the {results[0]['rule']} rule unless said\n")
+            print(markdown(transposed(main_table(results))))
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 Convention: points are original pixels; a side's places are a grid of two per descriptor cell each
 way, row by row, spread evenly over the image.
 
-Voting: neighbours that move alike support each other. Every cell of image 0 votes for the cells of
-image 1 that it resembles; a point reads, for every target, how much of the votes around it agrees.
-What "alike" means depends on the pose: a thing may face the other way, lean or be larger, so each
-of a few poses (`POSES`) has its own votes, and the one that agrees most speaks. It is spatial
-regularisation: the paper's own comparison goes without it.
+Voting: every cell of image 0 votes for the cells of image 1 that it resembles; a point reads, for
+every target, how much of the votes around it agrees. A thing may face the other way, lean or be
+larger, so each of a few `POSES` has its own votes, and the one that agrees most speaks. It is
+spatial regularisation: the paper's own comparison goes without it.
 """
 
 from __future__ import annotations
@@ -58,10 +57,9 @@ class Voting:
     """What votes for any other pose count beside those for the same pose."""
 
     def __post_init__(self) -> None:
-        positive = {k: getattr(self, k) for k in ("grid", "temperature", "reach", "floor")}
-        for name, value in positive.items():
-            if not value > 0:
-                raise ValueError(f"voting: {name} must be above 0, not {value}")
+        for name in ("grid", "temperature", "reach", "floor"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"voting: {name} must be above 0, not {getattr(self, name)}")
         if self.blur < 0 or self.turned < 0:
             raise ValueError("voting: blur and turned must be 0 or more")
 
@@ -116,10 +114,9 @@ class Votes:
         source, targets = _centred(cells, self.grid0), _centred_cells(self.grid1, cells)
         best = near.new_zeros(len(cells), len(targets))
         for number, votes in enumerate(self.poses):
-            size = votes.histograms.shape[1:]
+            last = source.new_tensor(votes.histograms.shape[1:]).flip(0) - 1
             offsets = targets - (source @ votes.linear.T)[:, None] - votes.first
-            # Beyond the outermost bin nobody has voted.
-            inside = ((offsets >= 0) & (offsets <= offsets.new_tensor(size).flip(0) - 1)).all(-1)
+            inside = ((offsets >= 0) & (offsets <= last)).all(-1)  # beyond it nobody has voted
             read = sample(votes.around(near), offsets)[..., 0] * inside
             best = torch.maximum(best, read * (self.settings.turned if number else 1.0))
         top = best.amax(1, keepdim=True).clamp_min(torch.finfo(best.dtype).tiny)
@@ -129,11 +126,6 @@ class Votes:
         """What voting adds to the scores of source places (N, 2) with targets (T, 2) -> (N, T)."""
         read = sample(self.support(cells0)[:, None], cells1.expand(len(cells0), -1, -1))[..., 0]
         return self.settings.weight * (read + self.settings.floor).log()
-
-    @property
-    def widest(self) -> int:
-        """Numbers held for each point while it is read."""
-        return max(votes.histograms[0].numel() for votes in self.poses)
 
 
 def voting_grid(size: tuple[int, int], grid: int) -> tuple[int, int]:
@@ -336,7 +328,9 @@ def find(
     margin: bool = False,
 ) -> Peaks:
     """The best place of image 1 for points0 (N, 2) of image 0, original pixels."""
-    widest = max(len(side1.points), votes.widest if votes else 0)
+    widest = max(
+        len(side1.points), max(v.histograms[0].numel() for v in votes.poses) if votes else 0
+    )
     step = max(1, _CHUNK // widest)
     chunks = torch.split(points0, step) if len(points0) else (points0,)
     parts = [_find_chunk(side0, side1, part, votes, refine, margin) for part in chunks]
