@@ -203,7 +203,7 @@ def keypoints() -> Figure:
 
 def calibration() -> Figure:
     stored = json.loads((RESULTS / "studies" / "reliability.json").read_text())
-    bins = stored["metrics"]["calibration on val"]
+    bins = stored["metrics"]["pf-pascal check"]["calibration"]
     return viz.calibration_curve(bins["predicted"], bins["actual"], bins["count"])
 
 
@@ -213,7 +213,7 @@ def regions() -> Figure:
 
 
 def fewshot() -> Figure:
-    every = map(read_result, sorted((RESULTS / "pascal3d").glob("pascal3d-val-*.json")))
+    every = map(read_result, sorted((RESULTS / "first" / "pascal3d").glob("pascal3d-val-*.json")))
     results = [result for result in every if result["row"] in FEWSHOT_ROWS]
     area = Score("pck area", rule="bbox", images="all")
     return fewshot_figure(sorted(results, key=lambda result: -(area.of(result) or 0.0)))

@@ -269,7 +269,9 @@ def test_an_unknown_lower_layer_is_refused_with_the_known_ones() -> None:
         DenseFeatures(ModelConfig(trunk="small", lower="res4c"))
 
 
-@pytest.mark.parametrize(("name", "channels"), [(None, 1024), ("resnet50", 1024), ("vgg16", 512)])
+@pytest.mark.parametrize(
+    ("name", "channels"), [(None, 1024), ("resnet50", 1024), ("one-way", 1024), ("vgg16", 512)]
+)
 def test_shipped_models_are_whole_and_load_without_network(name: str | None, channels: int) -> None:
     folder = model_folder(name)
     settings = json.loads((folder / SETTINGS).read_text())
@@ -279,8 +281,10 @@ def test_shipped_models_are_whole_and_load_without_network(name: str | None, cha
     assert found.descriptors.shape == (128, 6, 8)
     assert found.lower.shape == (channels, 6, 8)
     assert found.reliability is None  # it is fitted at 320 pixels
-    assert model.reliability is not None
-    assert model.reliability.sides == (320,)
+    if name in (None, "resnet50"):  # the others have no probability of their own
+        assert model.reliability is not None
+        assert model.reliability.sides == (320,)
+        assert model.reliability.matching == matching_text(Voting(), POINT_WEIGHTS)
     torch.testing.assert_close(found.descriptors.norm(dim=0), torch.ones(6, 8))
 
 
