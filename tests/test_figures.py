@@ -88,7 +88,7 @@ def test_figures_are_drawn_from_the_stored_results(
 
 
 def test_the_curve_of_a_row_has_the_values_of_its_result() -> None:
-    result = read_result(RESULTS / "pascal3d" / "pascal3d-val-ours.json")
+    result = read_result(RESULTS / "first" / "pascal3d" / "pascal3d-val-ours.json")
     lines = {line.get_label(): line for line in FIGURES["fewshot"]().axes[1].get_lines()}
     curve = lines[TITLES.get("ours", "ours")]
     shown = [result["metrics"][f"pck@0.1 bbox, {size} per class"] for size in sizes_of(result)]
