@@ -3,9 +3,8 @@
     python benchmarks/experiments/anyfolder.py --pf-pascal DIR --birds pairs.csv --photos DIR
         --photos-of-birds DIR --init resnet50.safetensors --out FILE.json [--recipes NAME ...]
 
-All pairs of a set are matched at once: similarities of a layer's points and voting cells are
-computed once for each model, layers are mixtures of them, and ways of voting read the same cells.
-Squares of 320 pixels; PCK@0.1 by the scnet rule. A GPU does a recipe in about 20 s.
+Similarities of a layer's points and voting cells are computed once for each model; layers are
+mixtures of them, and votes read the same cells. Squares of 320 pixels; PCK@0.1 by the scnet rule.
 """
 
 from __future__ import annotations
