@@ -31,6 +31,10 @@ from surefeat.show.style import ShownPhoto
 
 try:
     import gradio as gr
+    from starlette.datastructures import Headers
+    from starlette.middleware import Middleware
+    from starlette.responses import PlainTextResponse
+    from starlette.types import ASGIApp, Receive, Scope, Send
 except ImportError as error:
     raise ImportError("the web page needs gradio: pip install 'surefeat[demo]'") from error
 
@@ -91,8 +95,12 @@ def launch(
 ) -> gr.Blocks:  # fmt: skip
     """Serve the page on 127.0.0.1 only, with a model: folder or shipped name (default resnet50).
 
+    Other web pages' requests are refused; a photo is read only if it was uploaded to this one.
+
     block: stay until interrupted; otherwise the caller closes the page that is returned.
     """
+    if not 1 <= port <= 65_535:
+        raise ValueError(f"port is {port}; use 1 to 65535")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     model = DenseFeatures.from_pretrained(source, device=device)
     page = build_page(model, reliability=Reliability.load(model_folder(source)))
@@ -104,6 +112,7 @@ def launch(
             server_name="127.0.0.1", server_port=port, share=False, max_file_size=MAX_FILE,
             theme=theme, css=_STYLE, footer_links=[], ssr_mode=False, enable_monitoring=False,
             mcp_server=False, pwa=False, quiet=True, show_error=True, prevent_thread_lock=True,
+            app_kwargs={"middleware": [Middleware(OwnPageAlone)]},
         )  # fmt: skip
     except OSError as error:
         raise OSError(f"port {port} cannot be used ({error}); pass another port") from error
@@ -111,6 +120,27 @@ def launch(
         print(f"surefeat demo at {page.local_url} (Ctrl-C ends it)")
         page.block_thread()
     return page
+
+
+class OwnPageAlone:
+    """Refuses what other web pages ask for, under another host's name or with their own origin.
+
+    A page anywhere can send requests to a browser's own machine, or let its name point there.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            headers = Headers(scope=scope)
+            host = headers.get("host", "")
+            own = host.partition(":")[0] in ("127.0.0.1", "localhost")
+            if not own or headers.get("origin", f"http://{host}") != f"http://{host}":
+                refusal = PlainTextResponse("open the page under its own address", 403)
+                await refusal(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
@@ -162,10 +192,13 @@ def _columns(captions: Sequence[str], names: Sequence[str], look: dict[str, Any]
     return images
 
 
-def _on_photo(model: DenseFeatures, side: int, file: dict[str, Any], session: Session) -> list[Any]:
+def _on_photo(
+    model: DenseFeatures, side: int, file: dict[str, Any] | None, session: Session
+) -> list[Any]:
+    file = file or {}
     name = Path(file.get("orig_name") or "the photo").name
     try:
-        pixels = pictures.read_upload(file["path"], name=name)
+        pixels = pictures.read_upload(file.get("path"), name=name)
     except ImageError as error:
         # An error would be stamped over every picture. gradio shows HTML: names are escaped.
         gr.Warning(html.escape(str(error)))

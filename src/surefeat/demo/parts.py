@@ -180,6 +180,9 @@ def _on_click(session: Parts, part: str | None, event: gr.SelectData) -> list[An
             else "name the parts first, separated by commas"
         )
         return _shown(session)
+    if not session.photos:
+        gr.Warning("add a photo first")
+        return _shown(session)
     photo = session.photos[session.at]
     (x, y), (height, width) = event.index, photo.frame.network
     clicked = torch.tensor([float(min(x, width - 1)), float(min(y, height - 1))])

@@ -7,13 +7,14 @@ those; a photo's Frame leads back to its own pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from surefeat.core.geometry import cell_centres
-from surefeat.core.image import decode, read_bytes
+from surefeat.core.image import decode, problem, read_bytes
 from surefeat.match.dense import warp_image
 from surefeat.match.points import Matches
 from surefeat.match.search import PEAK_RADIUS, Voting, even_grid, prepare, vote
@@ -41,9 +42,26 @@ RANKED = (PALETTE[1], PALETTE[0], PALETTE[5], GREY)
 """Of a match and its alternatives: the first stands out."""
 
 
-def read_upload(path: str, *, name: str) -> Tensor:
-    """A visitor's photo: (3, H, W) uint8; ImageError for what is none, or is too large."""
+def read_upload(path: object, *, name: str) -> Tensor:
+    """A visitor's photo: (3, H, W) uint8; ImageError for what is none, or is too large.
+
+    A request can name any file of this machine: one that was not uploaded is refused, in the same
+    words whether it exists or not.
+    """
+    from gradio.utils import get_upload_folder
+
+    folder = Path(get_upload_folder()).resolve()
+    if not isinstance(path, str) or "\0" in path or not _resolved(path).is_relative_to(folder):
+        raise problem(name, "was not uploaded here; drop the photo on the page")
     return decode(read_bytes(path, name=name), name=name, max_pixels=MAX_PIXELS)
+
+
+def _resolved(path: str) -> Path:
+    """Where a path leads, links followed; the root for one that turns in a circle."""
+    try:
+        return Path(path).resolve()
+    except (OSError, RuntimeError):
+        return Path("/")
 
 
 def prepare_photo(model: DenseFeatures, pixels: Tensor) -> ShownPhoto:
