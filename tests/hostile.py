@@ -49,6 +49,15 @@ def noise(rng: np.random.Generator, *, size: int = 48) -> Image.Image:
     return Image.fromarray(rng.integers(0, 256, (size, size, 3), dtype=np.uint8))
 
 
+def strange_names(folder: Path, photo: bytes) -> tuple[str, tuple[str, str]]:
+    """A good photo whose name is no UTF-8, and two empty files with odd names, as they are said."""
+    good = os.fsdecode(b"caf\xe9.png")
+    (folder / good).write_bytes(photo)
+    for name in (b"bad\xe9.png", b"two\nlines\ttab.png"):
+        (folder / os.fsdecode(name)).write_bytes(b"")
+    return good, ("bad\\udce9.png", "two\\nlines\\ttab.png")
+
+
 def bomb(kind: str) -> bytes:
     """A tiny file whose header claims billions of pixels."""
     small = encode(Image.new("RGB", (8, 8)), kind)

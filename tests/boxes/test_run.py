@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from hostile import strange_names
 from surefeat.boxes.network import Detector
 from surefeat.boxes.photos import read_photos
 from surefeat.boxes.select import predict_boxes
 from surefeat.boxes.train import fit_boxes
 from surefeat.cli.main import main
-from surefeat.data.sources import LabelledImages, find_labels
+from surefeat.data.sources import LabelledImages, find_images, find_labels
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import key_of, read_proposals, write_proposals
 from tiny import HUES, SIZE, fit, make, random_proposals, settings
@@ -56,6 +57,26 @@ def test_a_class_of_one_image_is_learned_with_a_warning(
     )
     # The only box of a class is its own median, and stays.
     assert [c.verdict for c in done.selection.candidates if c.category == "sky"] == ["kept"]
+
+
+def test_names_that_are_no_text_are_learned_from_found_again_and_listed(
+    few: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(few, tmp_path / "data")
+    photos = tmp_path / "data" / "photos"
+    good, bad = strange_names(photos / "sky", (photos / "sky" / "0.png").read_bytes())
+    found, out = find_labels(photos), tmp_path / "boxes"
+    detector = fit(tmp_path / "data", tmp_path / "run", settings(epochs=1), found=found)
+    lines = (tmp_path / "run" / "skipped.txt").read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == [f"sky/{name}" for name in bad]
+    predict_boxes(
+        found, detector, out=out, config=settings(), quiet=True,
+        proposals=tmp_path / "data" / "proposals.npz",
+    )  # fmt: skip
+    names = [image["file_name"] for image in json.loads((out / "boxes.json").read_text())["images"]]
+    assert f"sky/{good}" in names
+    assert f"sky/{good}" in {item.name for item in find_images(photos)}
+    assert "sky/caf\\udce9.png" in (out / "selection.csv").read_text()
 
 
 def test_images_without_label_and_corrupt_ones_are_listed(few: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from surefeat.core.files import (
     hardware,
     pack_tensors,
     read_lines,
+    read_tensors,
     to_dict,
     write_bytes,
     write_json,
@@ -236,3 +238,59 @@ def test_lines_are_added_and_what_a_crash_cut_off_is_removed(tmp_path: Path) -> 
     assert path.read_text() == whole
     write_lines(path, [{"a": 5}])
     assert read_lines(path) == [{"a": 5}]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:7],
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1],
+        lambda data: data + b"x",
+        lambda data: b"\xff" * 8 + data[8:],
+        lambda data: data.replace(b"data_offsets", b"data_offsetz"),
+        lambda data: data.replace(b'"F32"', b'"F99"'),
+        lambda data: data.replace(b'"shape":[3]', b'"shape":[4]'),
+        lambda data: (2).to_bytes(8, "little") + b"[]",
+        lambda data: (100_000).to_bytes(8, "little") + b"[" * 100_000,
+    ],
+)
+def test_tensors_that_are_not_whole_are_one_line(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "x.safetensors"
+    whole = pack_tensors({"t": torch.arange(3.0)}, {"about": "it"})
+    path.write_bytes(whole)
+    tensors, about = read_tensors(path)
+    assert (tensors["t"].tolist(), about) == ([0, 1, 2], {"about": "it"})
+    path.write_bytes(damage(whole))
+    with pytest.raises(ValueError, match=r"x.safetensors is no whole safetensors file .*copy it"):
+        read_tensors(path)
+
+
+def test_tensors_are_read_under_a_name_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9") / "x.safetensors"
+    write_bytes(path, pack_tensors({"none": torch.zeros(0, 2), "one": torch.tensor(1.0)}))
+    tensors, about = read_tensors(path)
+    assert (tensors["none"].shape, float(tensors["one"]), about) == ((0, 2), 1.0, {})
+
+
+def test_lines_reach_the_disk_when_they_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda number: kept.append((tmp_path / "x").read_text()))
+    add_lines(tmp_path / "x", [{"a": 1}])
+    assert kept == ['{"a": 1}\n']
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (lambda path: write_bytes(path, b"1"), lambda path: add_lines(path, [{"a": 1}])):
+        with pytest.raises(OSError, match=r"No space left on device.*metrics.jsonl") as caught:
+            write(tmp_path / "metrics.jsonl")
+        assert caught.value.errno == 28

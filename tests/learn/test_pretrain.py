@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,16 @@ import pytest
 import torch
 from PIL import Image
 
-from hostile import make
+from hostile import make, strange_names
 from surefeat.data.decode import Item, Part, SourceError, decode_all
+from surefeat.data.sources import find_images
 from surefeat.learn.config import Config
 from surefeat.learn.loop import join_processes
 from surefeat.learn.runs import Run
-from surefeat.learn.selfcheck import check_folder
+from surefeat.learn.selfcheck import _not_learned_from, check_folder
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
+from surefeat.show.report import write_report
 from tiny import SIDE, images, learn, same_bits, tiny, weights
 
 
@@ -52,6 +55,26 @@ def test_200_hostile_files_do_not_stop_a_run_and_are_listed(tmp_path: Path) -> N
         )
     assert len(trap.bad) == 200
     assert bad == set(trap.bad)
+
+
+def test_names_that_are_no_text_are_learned_from_and_listed_on_one_line_each(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "images", tmp_path / "run"
+    shutil.copytree(source, folder)
+    good, bad = strange_names(folder, next(source.glob("*.png")).read_bytes())
+    config = tiny()
+    config = replace(config, data=replace(config.data, held_out=0))
+    learn(folder, out, config, steps=2)
+    assert skipped_names(out) == list(bad)
+    learned = (out / "learned.txt").read_text().splitlines()
+    assert len(learned) == 12
+    assert "caf\\udce9.png" in learned
+    # What was learned from is found again under its name, and so left out.
+    kept = {item.name for item in _not_learned_from(find_images(folder), Run(out))}
+    assert kept == {os.fsdecode(b"bad\xe9.png"), "two\nlines\ttab.png"}
+    learn(folder, out, config, steps=3, resume=True)
+    write_report(out, images=(folder / good,))
 
 
 def test_a_stream_lists_the_bad_files_it_met(source: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hostile import strange_names
 from surefeat.cli.main import main
 from surefeat.data.drawn import write_folder
 from surefeat.model.config import ModelConfig
@@ -123,3 +124,87 @@ def test_folders_are_walked_alike_by_python_and_the_command(
     result = json.loads(capsys.readouterr().out)
     assert (result["written"], result["already_there"]) == (0, 2)
     assert [Path(entry["name"]).name for entry in result["skipped"]] == ["IMG.HEIC"]
+
+
+@pytest.fixture
+def folder(photos: Path, tmp_path: Path) -> Path:
+    """Four photos that may be changed."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, path in zip("abcd", sorted(photos.glob("*.png")), strict=False):
+        (folder / f"{name}.png").write_bytes(path.read_bytes())
+    return folder
+
+
+def own_features(model: DenseFeatures, out: Path, folder: Path) -> dict[str, bool]:
+    """Name of every features file -> whether its content is that of the photo it is named after."""
+    right = {}
+    for path in sorted(out.rglob("*.safetensors")):
+        photo = folder / str(path.relative_to(out)).removesuffix(".safetensors")
+        kept, own = Features.load(path), model.extract(photo)[0]
+        right[photo.name] = torch.allclose(kept.descriptors, own.descriptors, atol=1e-3)
+    return right
+
+
+def test_a_folder_named_like_a_photo_is_skipped_and_no_photo_gets_anothers_features(
+    folder: Path, photos: Path, tmp_path: Path
+) -> None:
+    inside = folder / "Bird.jpg"
+    inside.mkdir()
+    for name, path in zip(("x.png", "y.png"), sorted(photos.glob("*.png"))[::-1], strict=False):
+        (inside / name).write_bytes(path.read_bytes())
+    model = small(0)
+    done = extract_to_folder([folder], tmp_path / "out", model=model, quiet=True)
+    assert [Path(entry.name).name for entry in done.skipped] == ["Bird.jpg"]
+    assert "is a folder" in done.skipped[0].reason
+    right = own_features(model, tmp_path / "out", folder)
+    assert list(right) == ["x.png", "y.png", "a.png", "b.png", "c.png", "d.png"]
+    assert all(right.values())
+    names = [Path(features.name).name for features in model.extract(folder)]
+    assert names == ["x.png", "y.png", "a.png", "b.png", "c.png", "d.png"]
+
+
+def test_files_that_are_empty_cut_short_or_of_another_photo_are_made_anew(
+    folder: Path, tmp_path: Path
+) -> None:
+    model, out = small(0), tmp_path / "out"
+    assert extract_to_folder([folder], out, model=model, quiet=True).written == 4
+    (out / "a.png.safetensors").write_bytes(b"")
+    whole = (out / "b.png.safetensors").read_bytes()
+    (out / "b.png.safetensors").write_bytes(whole[: len(whole) // 2])
+    (folder / "c.png").write_bytes((folder / "d.png").read_bytes())
+    done = extract_to_folder([folder], out, model=model, quiet=True)
+    assert (done.written, done.already_there) == (3, 1)
+    assert own_features(model, out, folder) == dict.fromkeys(
+        ("a.png", "b.png", "c.png", "d.png"), True
+    )
+    assert extract_to_folder([folder], out, model=model, quiet=True).already_there == 4
+
+
+def test_names_that_are_no_text_too_long_or_several_lines_are_listed_on_one(
+    folder: Path, tmp_path: Path
+) -> None:
+    photo = (folder / "a.png").read_bytes()
+    good, bad = strange_names(folder, photo)
+    (folder / f"{'x' * 245}.png").write_bytes(photo)
+    (folder / "b.png.safetensors").mkdir()
+    (folder / "b.png.safetensors" / "inside.png").write_bytes(photo)
+    model, out = small(0), tmp_path / "out"
+    done = extract_to_folder([folder], out, model=model, batch=3, quiet=True)
+    assert done.written == 5
+    kept = Features.load(out / "caf\\udce9.png.safetensors")
+    assert kept.name == str(folder / good)
+    lines = (out / "skipped-0.txt").read_text().splitlines()
+    reasons = dict(line.split("\t") for line in lines)
+    assert [Path(name).name for name in reasons] == ["inside.png", *bad, f"{'x' * 245}.png"]
+    assert "is empty" in lines[1]
+    assert "cannot hold" in lines[3]
+    again = extract_to_folder([folder], out, model=model, quiet=True)
+    assert (again.written, again.already_there, len(again.skipped)) == (0, 5, 4)
+
+
+def test_nothing_to_extract_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["extract", "--out", str(tmp_path / "x")])
+    assert "no images are given" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from torchvision.ops import roi_pool
 
 from surefeat.boxes.config import BoxesConfig, DetectorConfig
-from surefeat.core.files import checked_weights, choose_device, from_dict, to_dict, write_model
+from surefeat.core.files import (
+    checked_weights,
+    choose_device,
+    from_dict,
+    read_tensors,
+    to_dict,
+    write_model,
+)
 from surefeat.core.geometry import box_iou
 from surefeat.model.trunks import Trunk, Vgg16, build_trunk
 from surefeat.model.weights import load_initial, read_weights, stride_in_1x1_of
@@ -169,8 +176,6 @@ class Detector(nn.Module):
     @classmethod
     def load(cls, folder: str | Path, *, device: str | torch.device | None = None) -> Detector:
         """Read what `save` wrote, also from inside a run folder."""
-        from safetensors.torch import load_file
-
         folders = [f for f in (Path(folder), Path(folder) / "model") if (f / SETTINGS).is_file()]
         if not folders:
             raise FileNotFoundError(
@@ -186,7 +191,7 @@ class Detector(nn.Module):
             raise ValueError(f"{folders[0] / SETTINGS}: {error}; {fix}") from error
         detector = cls(fitted.detector, tuple(about["categories"]))
         detector.fitted = fitted
-        detector.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
+        detector.load_state_dict({k: v.float() for k, v in read_tensors(weights)[0].items()})
         return detector.eval().to(choose_device(device))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,7 +113,7 @@ def _digest(photos: Sequence[Photo]) -> str:
     digest = hashlib.sha256()
     for photo in photos:
         labels = [*sorted(photo.image.labels), "?", *sorted(photo.image.unsure)]
-        digest.update(f"{photo.image.name}\t{labels}\n".encode())
+        digest.update(os.fsencode(f"{photo.image.name}\t{labels}\n"))
         digest.update(photo.proposals.numpy().tobytes())
     return digest.hexdigest()
 

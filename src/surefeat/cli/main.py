@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import asdict, dataclass, field
+from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -184,6 +185,8 @@ def main(argv: list[str] | None = None) -> None:
     if argv == ["--version"]:
         print(f"surefeat {__version__}")
         return
+    if isinstance(sys.stdout, TextIOWrapper):  # a name on disk need not be text
+        sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("surefeat").setLevel(logging.INFO)  # other packages' notes are no use here
     command: Any = tyro.cli(_commands(argv), args=argv, prog="surefeat", description=_ABOUT)

@@ -12,7 +12,8 @@ import os
 import platform
 import secrets
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,10 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+# Bytes; safetensors itself reads no longer ones.
+_LONGEST_HEAD = 100_000_000
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:
@@ -96,15 +101,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text atomically."""
-    write_bytes(path, text.encode())
+    """Write text atomically; bytes of a name that are no UTF-8 are escaped."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def add_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Append records to a file of JSON lines."""
+    """Append records to a file of JSON lines; they survive a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with _naming(path), path.open("a") as file:
         file.write(_lines(records))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
@@ -135,7 +142,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     # Random, not the process's number: two machines may write to one disk.
     part = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.part")
     try:
-        with part.open("xb") as file:
+        with _naming(path), part.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -143,6 +150,17 @@ def write_bytes(path: Path, data: bytes) -> None:
     except BaseException:  # Ctrl-C too leaves nothing behind
         part.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """A full or failing disk does not say of which file; this does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _move(part: Path, path: Path) -> None:
@@ -163,6 +181,36 @@ def pack_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None 
 
     packed = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     return save(packed, metadata)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a .safetensors file; ValueError: it is none, or not whole."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    about = read_tensor_metadata(path)
+    try:
+        # From its bytes: safetensors opens no file whose name is not UTF-8.
+        return load(path.read_bytes()), about
+    except (SafetensorError, KeyError, ValueError, RuntimeError, AssertionError) as error:
+        raise ValueError(f"{path} is no whole safetensors file ({error}); copy it anew") from error
+
+
+def read_tensor_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a .safetensors file, from its head alone; ValueError: as read_tensors."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _LONGEST_HEAD:
+                raise ValueError("its head is none")
+            head = json.loads(file.read(length))
+            about = {str(k): str(v) for k, v in head.pop("__metadata__", {}).items()}
+            size = max((entry["data_offsets"][1] for entry in head.values()), default=0)
+            if file.seek(0, os.SEEK_END) != 8 + length + size:
+                raise ValueError("it is cut short")
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is no whole safetensors file ({error}); copy it anew") from error
+    return about
 
 
 def write_model(

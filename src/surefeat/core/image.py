@@ -40,9 +40,13 @@ class ImageError(ValueError):
 
 
 def problem(name: str, what: str) -> ImageError:
-    """The error for this image; line breaks and undecodable bytes in `name` are escaped."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
-    return ImageError(f"{shown}: {' '.join(what.split())}")
+    """The error for this image."""
+    return ImageError(f"{printable(name)}: {' '.join(what.split())}")
+
+
+def printable(name: str) -> str:
+    """A name as one line of text: line breaks and bytes that are no UTF-8 are escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 ImageLike: TypeAlias = str | Path | Image.Image | npt.NDArray[Any] | Tensor

@@ -21,7 +21,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from surefeat.core.image import ImageError, decode, problem, read_bytes, resize
+from surefeat.core.files import write_text
+from surefeat.core.image import ImageError, decode, printable, problem, read_bytes, resize
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,6 +68,12 @@ class Skipped:
 
     name: str
     reason: str
+
+
+def write_skipped(file: Path, skipped: Sequence[Skipped]) -> None:
+    """Write a line with name and reason for each."""
+    lines = (f"{printable(entry.name)}\t{printable(entry.reason)}\n" for entry in skipped)
+    write_text(file, "".join(lines))
 
 
 @dataclass(frozen=True)
@@ -174,7 +181,7 @@ def _put(image: Tensor, row: int, pixels: Tensor, sizes: Tensor) -> None:
 
 
 def _reason(error: ImageError, item: Item) -> str:
-    return str(error).removeprefix(f"{item.name}: ")
+    return str(error).removeprefix(f"{printable(item.name)}: ")
 
 
 Memory = Literal["device", "host", "stream"]

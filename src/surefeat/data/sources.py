@@ -99,9 +99,12 @@ def walk_folder(root: str | Path) -> list[Item]:
             continue
         seen.add((info.st_dev, info.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in (*files, *folders):  # a folder named x.jpg is listed, so that it is reported
+        for name in files:
             if _ending(name) in PHOTOS:
                 add(os.path.join(folder, name), _no_reader(name))
+        for name in folders:  # one named x.jpg is listed, so that it is reported
+            if _ending(name) in PHOTOS:
+                add(os.path.join(folder, name), "is a folder, not an image; rename it")
     return sorted(items, key=lambda item: item.name)
 
 

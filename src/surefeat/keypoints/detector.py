@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefeat.core.files import checked_weights, from_dict, pack_tensors, write_model
+from surefeat.core.files import checked_weights, from_dict, pack_tensors, read_tensors, write_model
 from surefeat.core.image import ImageError, ImageLike, crop, load
 from surefeat.data.coco import Category, make_category
 from surefeat.data.decode import Place, Skipped
@@ -209,8 +209,6 @@ def check_free(folder: Path) -> None:
 
 def read_detector(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The head's weights and the settings, after a check that the two files belong together."""
-    from safetensors.torch import load_file
-
     path = folder / SETTINGS
     if not path.is_file() or not (folder / HEAD).is_file():
         raise FileNotFoundError(
@@ -227,7 +225,7 @@ def read_detector(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         known = {field.name for field in fields(KeypointConfig)}
         kept = {name: value for name, value in settings["config"].items() if name in known}
         settings["config"] = kept
-    return load_file(checked_weights(folder / HEAD, settings["sha256"])), settings
+    return read_tensors(checked_weights(folder / HEAD, settings["sha256"]))[0], settings
 
 
 def _usable(given: KeypointSet, config: KeypointConfig, *, stride: int) -> KeypointSet:

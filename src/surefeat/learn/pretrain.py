@@ -17,6 +17,7 @@ from torch import nn
 from tqdm import tqdm
 
 from surefeat.core.files import write_json, write_text
+from surefeat.core.image import printable
 from surefeat.data.decode import (
     Batches,
     Canvas,
@@ -236,10 +237,10 @@ def _list(run: Run, pictures: Pictures) -> None:
     """Write down what became of the images."""
     apart, names, skipped = pictures.held_out.names, "\n".join(pictures.names), pictures.skipped()
     run.store_images({
-        "images": len(pictures.names), "sha256": hashlib.sha256(names.encode()).hexdigest(),
+        "images": len(pictures.names), "sha256": hashlib.sha256(os.fsencode(names)).hexdigest(),
         "held_out": len(apart), "held_out_names": apart, "skipped": len(skipped),
     })  # fmt: skip
-    write_text(run.learned_file, names + "\n")
+    write_text(run.learned_file, "".join(f"{printable(name)}\n" for name in pictures.names))
     list_skipped(run.folder, skipped)
 
 

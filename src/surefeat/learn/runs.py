@@ -23,13 +23,13 @@ from surefeat.core.files import (
     environment,
     from_dict,
     pack_tensors,
+    read_tensors,
     to_dict,
     write_bytes,
     write_json,
     write_lines,
-    write_text,
 )
-from surefeat.data.decode import Skipped
+from surefeat.data.decode import Skipped, write_skipped
 
 Settings = TypeVar("Settings")
 
@@ -193,15 +193,12 @@ class Run:
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest readable checkpoint, or None where there is none at all."""
-        from safetensors import SafetensorError, safe_open
-
         paths = self.checkpoints()
         for path in reversed(paths):
             try:
-                with safe_open(path, framework="pt") as file:
-                    about = json.loads((file.metadata() or {})["about"])
-                    tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            except (SafetensorError, KeyError, ValueError, OSError) as error:
+                tensors, meta = read_tensors(path)
+                about = json.loads(meta["about"])
+            except (KeyError, ValueError, OSError) as error:
                 _LOG.warning("%s cannot be read (%s); trying the one before it", path.name, error)
                 continue
             return Checkpoint(about["step"], tensors, about["progress"])
@@ -219,6 +216,6 @@ class Run:
 def list_skipped(folder: Path, skipped: Sequence[Skipped]) -> None:
     """Write skipped.txt, a line with name and reason each, and say how many there are."""
     file = folder / "skipped.txt"
-    write_text(file, "".join(f"{entry.name}\t{entry.reason}\n" for entry in skipped))
+    write_skipped(file, skipped)
     if skipped:
         _LOG.warning("%d skipped, listed in %s", len(skipped), file)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from surefeat.core.geometry import cell_centres
+from surefeat.core.image import printable
 from surefeat.core.ranking import auroc, expected_calibration_error
 from surefeat.data.decode import Item, decode_all
 from surefeat.data.sources import find_images
@@ -167,12 +168,14 @@ def _not_learned_from(items: list[Item], run: Run | None) -> list[Item]:
     """The images without those of photos that the run learned from; all, where that leaves none."""
     if run is None or not run.learned_file.is_file():
         return items
-    names = run.learned_file.read_text().split("\n")
+    names = run.learned_file.read_text(encoding="utf-8").split("\n")
     # A crop is called photo#annotation; one photo's crops are learned from together, or held out.
     learned = {*names, *(name.rpartition("#")[0] for name in names)} - {""}
-    photos = [item.name.rpartition("#")[0] if item.crop else item.name for item in items]
-    pairs = zip(items, photos, strict=True)
-    others = [item for item, photo in pairs if learned.isdisjoint({item.name, photo})]
+    known = [printable(item.name) for item in items]
+    photos = [name.rpartition("#")[0] if item.crop else name
+              for item, name in zip(items, known, strict=True)]  # fmt: skip
+    rows = zip(items, known, photos, strict=True)
+    others = [item for item, name, photo in rows if learned.isdisjoint({name, photo})]
     if not others:
         _LOG.warning(
             "the model learned from all of these %d images, so that the check flatters it; pass "

@@ -15,7 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefeat.core.files import from_dict, pack_tensors, to_dict, write_bytes
+from surefeat.core.files import (
+    from_dict,
+    pack_tensors,
+    read_tensor_metadata,
+    read_tensors,
+    to_dict,
+    write_bytes,
+)
 from surefeat.core.geometry import Frame, clip_boxes, pixel_to_grid, sample
 from surefeat.core.image import ImageLike
 
@@ -114,8 +121,11 @@ class Features:
             lower=self.lower.to(device),
         )
 
-    def save(self, path: str | Path) -> None:
-        """Write a .safetensors file in half precision, whole or not at all."""
+    def save(self, path: str | Path, *, photo: str = "") -> None:
+        """Write a .safetensors file in half precision, whole or not at all.
+
+        photo: what `saved_for` gives back, to tell whether the photo is still the same.
+        """
         tensors = {
             "descriptors": self.descriptors.half(),
             "uncertainty": self.uncertainty.float(),
@@ -124,29 +134,36 @@ class Features:
         about = {"original": self.frame.original, "network": self.frame.network,
                  "stride": self.stride, "name": self.name,
                  "reliability": self.reliability and to_dict(self.reliability)}  # fmt: skip
-        meta = {"format": _FORMAT, "about": json.dumps(about)}
+        meta = {"format": _FORMAT, "about": json.dumps(about), "photo": photo}
         write_bytes(Path(path), pack_tensors(tensors, meta))
 
     @staticmethod
     def load(path: str | Path) -> Features:
         """Read what `save` wrote."""
-        from safetensors import SafetensorError, safe_open
-
+        stored, meta = read_tensors(Path(path))
+        if meta.get("format") != _FORMAT:
+            raise ValueError(f"{path} holds no surefeat features; write it with Features.save")
         try:
-            with safe_open(path, framework="pt") as file:
-                meta = file.metadata() or {}
-                if meta.get("format") != _FORMAT:
-                    fix = "write it with Features.save"
-                    raise ValueError(f"{path} holds no surefeat features; {fix}")
-                tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a readable features file ({error})") from error
-        about = json.loads(meta["about"])
-        frame = Frame(tuple(about["original"]), tuple(about["network"]))
-        known = about.get("reliability")
-        reliability = None if known is None else from_dict(Reliability, known)
-        rest = {"stride": about["stride"], "name": about["name"], "reliability": reliability}
-        return Features(**tensors, frame=frame, **rest)
+            about = json.loads(meta["about"])
+            names = ("descriptors", "uncertainty", "lower")
+            descriptors, uncertainty, lower = (stored[name].float() for name in names)
+            frame = Frame(tuple(about["original"]), tuple(about["network"]))
+            known = about.get("reliability")
+            reliability = None if known is None else from_dict(Reliability, known)
+            rest = (frame, about["stride"], about["name"], reliability)
+            return Features(descriptors, uncertainty, lower, *rest)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            fix = "write it anew with Features.save"
+            raise ValueError(f"{path} holds no whole features ({error!r}); {fix}") from error
+
+
+def saved_for(path: str | Path) -> str | None:
+    """What `Features.save` was told of the photo; None where there is no whole features file."""
+    try:
+        meta = read_tensor_metadata(Path(path))
+    except (ValueError, OSError):
+        return None
+    return meta.get("photo") if meta.get("format") == _FORMAT else None
 
 
 def box_cells(boxes: Tensor, sizes: Tensor, shapes: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -19,14 +20,14 @@ from surefeat.core.files import (
     choose_device,
     file_hash,
     pack_tensors,
+    read_tensors,
     to_dict,
     write_json,
     write_model,
-    write_text,
 )
 from surefeat.core.geometry import Frame, interpolation, pixel_to_grid
-from surefeat.core.image import ImageError, ImageLike, prepare
-from surefeat.data.decode import Item, Place, Skipped
+from surefeat.core.image import ImageError, ImageLike, prepare, printable
+from surefeat.data.decode import Item, Place, Skipped, write_skipped
 from surefeat.data.sources import check_any_readable, folder_paths, walk_folder
 from surefeat.model.config import (
     SETTINGS,
@@ -36,7 +37,7 @@ from surefeat.model.config import (
     model_folder,
     read_settings,
 )
-from surefeat.model.features import Features
+from surefeat.model.features import Features, saved_for
 from surefeat.model.probability import FILE as RELIABILITY
 from surefeat.model.probability import Reliability
 from surefeat.model.trunks import build_trunk
@@ -166,11 +167,7 @@ class DenseFeatures(nn.Module):
         Images are resized to `longest_side` network pixels (default: the model's own) and batched
         with those of the same size, so nothing is padded and a batch gives what one image gives.
         """
-        side = longest_side or self.config.longest_side
-        if side < 2 * self.stride:
-            raise ValueError(f"longest_side {side} is too small; use at least {2 * self.stride}")
-        if batch < 1:
-            raise ValueError(f"batch is {batch}; use at least 1")
+        side = self._side(longest_side, batch=batch)
         done: dict[int, Features] = {}
         waiting: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
         for index, image in enumerate(_each_image(images)):
@@ -183,6 +180,15 @@ class DenseFeatures(nn.Module):
         for group in waiting.values():
             done.update(self._extract_group(group))
         return [done[index] for index in sorted(done)]
+
+    def _side(self, longest_side: int | None, *, batch: int) -> int:
+        """The side that was asked for, or the model's own; ValueError: too small, or no batch."""
+        side = self.config.longest_side if longest_side is None else longest_side
+        if side < 2 * self.stride:
+            raise ValueError(f"longest_side {side} is too small; use at least {2 * self.stride}")
+        if batch < 1:
+            raise ValueError(f"batch is {batch}; use at least 1")
+        return side
 
     def _extract_group(
         self, group: list[tuple[int, Tensor, Frame, str]]
@@ -218,13 +224,11 @@ class DenseFeatures(nn.Module):
 
         The weights are checked against their hash; device: by default the best there is.
         """
-        from safetensors.torch import load_file
-
         where = choose_device(device)
         folder = model_folder(source)
         config, weights, digest = read_settings(folder)
         model = cls(config)
-        state = widen(load_file(weights))
+        state = widen(read_tensors(weights)[0])
         check_finite(state, what=str(weights))
         try:
             model.load_state_dict(state)
@@ -268,6 +272,9 @@ def _start_sigma_near_one(head: nn.Conv2d, floor: float) -> None:
 
 # Features of whole folders to disk: resumable, and shared by processes under torchrun.
 
+# What a disk says to a name that is too long, or that a file and a folder would share.
+_NO_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+
 
 @dataclass(frozen=True)
 class Extracted:
@@ -291,35 +298,41 @@ def extract_to_folder(
     device: str | torch.device | None = None,
     quiet: bool = False,
 ) -> Extracted:
-    """One OUT/name.safetensors per image; those already there are not computed again.
+    """One OUT/name.safetensors per image; whole ones of unchanged photos are not computed again.
 
     Under torchrun every process takes its own share of the images. Unreadable images are skipped
     and listed in OUT/skipped-RANK.txt; OUT/extract.json says which model saw them at which size.
     """
-    if batch < 1:
-        raise ValueError(f"batch is {batch}; use at least 1")
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     out = Path(out)
     targets = _targets(images, out)
     mine = [targets[path] for path in sorted(targets)[rank::world]]
     if not isinstance(model, DenseFeatures):
         model = DenseFeatures.from_pretrained(model, device=device)
-    side = longest_side or model.config.longest_side
+    side = model._side(longest_side, batch=batch)
     _check_same_model(model, side, out)
     skipped = [Skipped(item.read.path, item.read.refused) for item, _ in mine if item.read.refused]
     readable = {Path(item.read.path): target for item, target in mine if not item.read.refused}
-    todo = [path for path, target in readable.items() if not target.is_file()]
+    states = {path: _state(path) for path in readable}
+    todo = [path for path, target in readable.items() if saved_for(target) != states[path]]
     written = 0
     with tqdm(total=len(todo), desc="extracting", unit="img", disable=quiet or rank > 0) as bar:
         for start in range(0, len(todo), batch):
             part = todo[start : start + batch]
             for path, features in _extract_readable(model, part, skipped, longest_side=side):
-                features.save(readable[path])
-                written += 1
+                try:
+                    features.save(readable[path], photo=states[path])
+                    written += 1
+                except OSError as error:
+                    if error.errno not in _NO_NAME:
+                        raise
+                    what = f"has a name that {out} cannot hold ({error.strerror}); rename it"
+                    skipped.append(Skipped(str(path), what))
             bar.update(len(part))
+    skipped.sort(key=lambda entry: entry.name)
     listed = out / f"skipped-{rank}.txt" if skipped else None
     if listed is not None:
-        write_text(listed, "".join(f"{entry.name}\t{entry.reason}\n" for entry in skipped))
+        write_skipped(listed, skipped)
     return Extracted(out, written, len(readable) - len(todo), tuple(skipped), listed)
 
 
@@ -337,20 +350,32 @@ def _check_same_model(model: DenseFeatures, longest_side: int, out: Path) -> Non
 def _extract_readable(
     model: DenseFeatures, paths: list[Path], skipped: list[Skipped], *, longest_side: int
 ) -> Iterator[tuple[Path, Features]]:
-    """Features of the images that can be read, in one batch if all can."""
-    size = {"longest_side": longest_side, "batch": len(paths)}
-    try:
-        yield from zip(paths, model.extract(paths, **size), strict=True)
-    except ImageError:
-        for path in paths:
-            try:
-                yield path, model.extract(path, **size)[0]
-            except ImageError as error:
-                skipped.append(Skipped(str(path), str(error).removeprefix(f"{path}: ")))
+    """Features of the images that can be read, in one batch for each size."""
+    groups: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
+    for number, path in enumerate(paths):
+        try:
+            pixels, frame = prepare(path, longest_side=longest_side, multiple=model.stride)
+        except ImageError as error:
+            reason = str(error).removeprefix(f"{printable(str(path))}: ")
+            skipped.append(Skipped(str(path), reason))
+        else:
+            groups.setdefault(frame.network, []).append((number, pixels, frame, str(path)))
+    for group in groups.values():
+        with torch.inference_mode():
+            done = list(model._extract_group(group))
+        yield from ((paths[number], features) for number, features in done)
+
+
+def _state(photo: Path) -> str:
+    """Size and time of a photo's file: others, where it was replaced."""
+    info = photo.stat() if photo.exists() else None
+    return "" if info is None else f"{info.st_size} bytes, {info.st_mtime_ns}"
 
 
 def _targets(images: Sequence[str | Path], out: Path) -> dict[str, tuple[Item, Path]]:
     """Every image, by its path, with its file below `out`; folders keep their structure."""
+    if not images:
+        raise ValueError("no images are given; name images or folders")
     targets: dict[str, tuple[Item, Path]] = {}
     for given in map(Path, images):
         if not given.exists():
@@ -358,7 +383,10 @@ def _targets(images: Sequence[str | Path], out: Path) -> dict[str, tuple[Item, P
         items = walk_folder(given) if given.is_dir() else [Item(given.name, Place(str(given)))]
         # Several folders keep their own names, so that equal names below them do not meet.
         above = out / given.name if given.is_dir() and len(images) > 1 else out
-        targets |= {item.read.path: (item, above / f"{item.name}.safetensors") for item in items}
+        for item in items:
+            # Others may open the file with safetensors, which takes no other names than UTF-8.
+            name = item.name.encode("utf-8", "backslashreplace").decode()
+            targets[item.read.path] = (item, above / f"{name}.safetensors")
     check_any_readable([item for item, _ in targets.values()], images[0])
     first: dict[Path, str] = {}
     for path, (_, target) in targets.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from surefeat.core.files import read_tensor_metadata, read_tensors
 from surefeat.model.trunks import Timm, Trunk
 
 _SCALE = ".int8_scale"
@@ -47,13 +48,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}; pass --init FILE, imagenet or none")
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"{path}: not a safetensors file ({error}); copy it anew") from error
+        return read_tensors(path)[0]
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -75,12 +70,9 @@ def stride_in_1x1_of(path: Path) -> bool | None:
     """Whether a safetensors file says its ResNet has the stride in the 1x1 (v1); None = silent."""
     if path.suffix != ".safetensors" or not path.is_file():
         return None
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get("architecture", "")
-    except SafetensorError:
+        text = read_tensor_metadata(path).get("architecture", "")
+    except ValueError:
         return None  # reading the weights says what is wrong
     return ("v1:" in text or "stride in the first 1x1" in text) if "ResNet" in text else None
 
