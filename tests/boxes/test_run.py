@@ -18,6 +18,7 @@ from surefeat.boxes.select import predict_boxes
 from surefeat.boxes.train import fit_boxes
 from surefeat.cli.main import main
 from surefeat.data.sources import LabelledImages, find_images, find_labels
+from surefeat.learn.runs import locked
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import key_of, read_proposals, write_proposals
 from tiny import HUES, SIZE, fit, make, random_proposals, settings
@@ -77,6 +78,12 @@ def test_names_that_are_no_text_are_learned_from_found_again_and_listed(
     assert f"sky/{good}" in names
     assert f"sky/{good}" in {item.name for item in find_images(photos)}
     assert "sky/caf\\udce9.png" in (out / "selection.csv").read_text()
+
+
+def test_a_live_run_is_not_begun_again(few: Path, tmp_path: Path) -> None:
+    with locked(tmp_path / "run"), pytest.raises(BlockingIOError, match="in use by process"):
+        fit(few, tmp_path / "run", settings(epochs=1))
+    assert not (tmp_path / "run").exists()
 
 
 def test_images_without_label_and_corrupt_ones_are_listed(few: Path, tmp_path: Path) -> None:

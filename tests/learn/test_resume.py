@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from surefeat.learn.config import Config
-from surefeat.learn.runs import Run
+from surefeat.learn.runs import Run, locked
 from tiny import images, learn, same_bits, tiny, weights
 
 HERE = Path(__file__).parents[1]
@@ -146,13 +146,16 @@ def test_a_stop_signal_saves_and_the_run_resumes_to_the_same_bits(
     checkpoint = Run.open(out).load_checkpoint()
     assert checkpoint is not None
     assert checkpoint.step == 7
-    # The line of step 7 is out of turn: it must not count for the plateau.
-    first, *others = [row["loss"] for row in Run.open(out).metrics() if row["step"] != 7]
+    # Step 7 is out of turn: it has no line, and must not count for the plateau.
+    first, *others = [row["loss"] for row in Run.open(out).metrics()]
     for loss in others:
         first = 0.8 * first + 0.2 * loss
     assert checkpoint.progress["recent"] == pytest.approx(first, abs=1e-6)
     learn(source, out, resume=True)
     assert same_bits(weights(out), weights(undisturbed))
+    again, whole = (Run.open(folder).metrics() for folder in (out, undisturbed))
+    assert [row["step"] for row in again] == [row["step"] for row in whole]
+    assert [row["loss"] for row in again] == [row["loss"] for row in whole]
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +232,31 @@ def test_images_that_changed_are_refused(source: Path, halfway: Path, tmp_path: 
     next(fewer.glob("*.png")).unlink()
     with pytest.raises(ValueError, match=r"the images changed since the run began .*put them back"):
         learn(fewer, halfway, resume=True)
+
+
+def test_photos_exchanged_under_the_same_names_are_refused(
+    source: Path, halfway: Path, tmp_path: Path
+) -> None:
+    others = tmp_path / "others"
+    shutil.copytree(source, others)
+    first, second = sorted(others.glob("*.png"))[:2]
+    for path in sorted(others.glob("*.png")):
+        path.touch()  # a copy has another time, and is no other photo
+    learn(others, halfway, steps=7, resume=True)
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    with pytest.raises(ValueError, match=r"other photos under the same names .*put them back"):
+        learn(others, halfway, steps=8, resume=True)
+
+
+def test_a_live_run_is_neither_resumed_nor_begun_again(source: Path, halfway: Path) -> None:
+    before = {path: path.read_bytes() for path in halfway.rglob("*") if path.is_file()}
+    with locked(halfway):
+        for again in ({"resume": True}, {}):
+            with pytest.raises(BlockingIOError, match=r"in use by process .* on .*; wait for it"):
+                learn(source, halfway, tiny(), **again)
+    assert {path: path.read_bytes() for path in halfway.rglob("*") if path.is_file()} == before
 
 
 def test_a_run_is_not_overwritten(source: Path, halfway: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import multiprocessing
 import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from torch import nn
 from surefeat.core import files
 from surefeat.core.files import commit, environment, write_bytes, write_json
 from surefeat.learn.config import Config, preset
-from surefeat.learn.runs import Checkpoint, Run, state_tensors
+from surefeat.learn.runs import Checkpoint, Run, locked, state_tensors
 
 SMALL = preset("small")
 
@@ -104,6 +107,64 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert found is not None
     assert found.step == 1
     assert newest.name in caplog.text
+
+
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    run = Run.start(tmp_path / "run", SMALL, device="cpu")
+    run.save_checkpoint(checkpoint(1))
+    newest = run.save_checkpoint(checkpoint(2))
+    whole = newest.read_bytes()
+    for place in range(0, len(whole), 7):
+        newest.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        stored = run.load_checkpoint()
+        assert stored is not None
+        assert stored.step == 1, whole[place - 20 : place + 20]
+    newest.write_bytes(whole)
+    stored = run.load_checkpoint()
+    assert stored is not None
+    assert stored.step == 2
+
+
+def test_a_folder_is_one_runs_alone_and_the_lock_says_whose(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with locked(out):
+        who = f"process {os.getpid()} on {platform.node()}"
+        with pytest.raises(
+            BlockingIOError, match=rf"run is in use by {who}, since .*another --out"
+        ):
+            locked(out).__enter__()
+        (out / "config.json").write_text("{}")
+    assert [path.name for path in out.iterdir()] == ["config.json"]
+    with locked(out):
+        pass
+
+
+def _die_inside(out: Path) -> None:
+    with locked(out):
+        os._exit(0)
+
+
+def test_the_lock_of_a_process_that_died_does_not_count(tmp_path: Path) -> None:
+    child = multiprocessing.get_context("fork").Process(target=_die_inside, args=(tmp_path,))
+    child.start()
+    child.join()
+    (left,) = tmp_path.iterdir()
+    assert f"process {child.pid} on {platform.node()}" in left.read_text()
+    with locked(tmp_path):
+        assert f"process {os.getpid()} on" in left.read_text()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_locks_is_no_hindrance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with locked(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_that_is_another_safetensors_file_is_passed_over(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from surefeat.core.files import choose_device
 from surefeat.data.decode import Skipped, batch_indices
 from surefeat.data.sources import LabelledImages
 from surefeat.learn import loop
-from surefeat.learn.runs import Run, list_skipped
+from surefeat.learn.runs import Run, alone, list_skipped
 from surefeat.model.features import box_cells
 
 _LOG = logging.getLogger("surefeat")
@@ -49,6 +49,7 @@ class Fitted:
     """Images that were not, and why."""
 
 
+@alone
 def fit_boxes(
     labels: LabelledImages,
     *,

@@ -88,6 +88,8 @@ class Progress:
     best_step: int = 0
     recent: float | None = None
     """Loss smoothed over the last logs."""
+    unlogged: list[float] = field(default_factory=list)
+    """Of a run that was stopped between two lines: what the next line will also sum up."""
 
     def plateaued(self, loss: float, *, patience: int) -> bool:
         """Take in a logged loss; True when nothing has improved for `patience` steps."""
@@ -129,7 +131,9 @@ def open_job(job: Job) -> Job:
         save_checkpoint(job)
         return job
     checkpoint.restore(job.model, job.optimiser)
-    return replace(job, progress=Progress(**checkpoint.progress))
+    progress = Progress(**checkpoint.progress)
+    job.log.take_up(progress.unlogged)
+    return replace(job, progress=progress)
 
 
 def run_steps(job: Job, steps: Iterator[Taken], *, fast: bool) -> Progress:
@@ -151,13 +155,16 @@ def run_steps(job: Job, steps: Iterator[Taken], *, fast: bool) -> Progress:
 
 
 def log_and_check(job: Job, taken: Taken) -> Values:
-    """Sum up the steps since the last line, refuse a bad state, check if due, and log."""
+    """Sum up the steps since the last line, refuse a bad state, check and log if due."""
+    due = job.schedule.logs(job.progress.step)
+    # A line that only a request to stop brought about would be one more than without it.
+    job.progress.unlogged = [] if due else job.log.pending()
     values = job.log.sum_up(taken)
     job.progress.seconds += values["seconds"]
     refuse_bad(job, values)
     if job.check and job.schedule.checks(job.progress.step):
         values |= job.check()
-    if job.log.part.rank == 0:
+    if job.log.part.rank == 0 and due:
         job.run.log(job.progress.step, values)
         if job.report:
             job.report(job.progress.step, values)
@@ -246,6 +253,21 @@ class Log:
     ) -> None:
         self.device, self.batch, self.unit, self.part = device, batch, unit, part or Part()
         self.sums, self.steps, self.since = torch.zeros(1, device=device), 0, time.perf_counter()
+        self.earlier = 0  # of these steps, those of before the run was stopped
+
+    def pending(self) -> list[float]:
+        """The sums since the last line, mean of all processes, and behind them the steps."""
+        sums = self.sums.clone()
+        if self.part.world > 1:
+            dist.all_reduce(sums)
+            sums /= self.part.world
+        return [*sums.tolist(), self.steps]
+
+    def take_up(self, pending: list[float]) -> None:
+        """Go on with what `pending` gave; with nothing, if it is empty."""
+        if pending:
+            self.sums = torch.tensor(pending[:-1], device=self.device)
+            self.steps = self.earlier = int(pending[-1])
 
     def add(self, taken: Taken) -> None:
         scalars = [value.detach().float() for value in taken.values() if not value.ndim]
@@ -269,8 +291,10 @@ class Log:
         values: Values = dict(zip(names, both.tolist(), strict=True))
         now = time.perf_counter()
         values["seconds"] = now - self.since
-        values[f"{self.unit}_per_s"] = self.steps * self.batch / (now - self.since)
+        taken = self.steps - self.earlier
+        values[f"{self.unit}_per_s"] = taken * self.batch / (now - self.since)
         self.sums, self.steps, self.since = torch.zeros(1, device=self.device), 0, now
+        self.earlier = 0
         return values
 
 

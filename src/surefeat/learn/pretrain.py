@@ -28,13 +28,14 @@ from surefeat.data.decode import (
     Skipped,
     StreamedBatches,
     choose_memory,
+    content_hash,
     decode_all,
 )
 from surefeat.data.sources import CONTEXT, find_images
 from surefeat.learn import loop
 from surefeat.learn.config import Config, DataConfig, TrainConfig, check_numbers, preset
 from surefeat.learn.loss import make_step, reason_to_stop, step_draws
-from surefeat.learn.runs import Run, list_skipped
+from surefeat.learn.runs import Run, alone, list_skipped
 from surefeat.learn.selfcheck import SelfCheck, self_check
 from surefeat.model.network import DenseFeatures
 
@@ -62,6 +63,7 @@ class Pretrained:
     skipped: tuple[Skipped, ...]
 
 
+@alone
 def pretrain(
     source: str | Path,
     *,
@@ -106,7 +108,7 @@ def pretrain(
         seed=config.train.seed, device=device, overfit=overfit, quiet=quiet,
     )  # fmt: skip
     if part.rank == 0:
-        _list(run, pictures)
+        _list(run, pictures, items)
     apart = pictures.held_out
 
     def check(model: DenseFeatures) -> SelfCheck:
@@ -233,10 +235,12 @@ def _place(count: int, config: DataConfig, device: torch.device, part: Part) -> 
     return place[0]
 
 
-def _list(run: Run, pictures: Pictures) -> None:
+def _list(run: Run, pictures: Pictures, items: Sequence[Item]) -> None:
     """Write down what became of the images."""
     apart, names, skipped = pictures.held_out.names, "\n".join(pictures.names), pictures.skipped()
+    kept = {*pictures.names, *apart}
     run.store_images({
+        "content": content_hash([item for item in items if item.name in kept]),
         "images": len(pictures.names), "sha256": hashlib.sha256(os.fsencode(names)).hexdigest(),
         "held_out": len(apart), "held_out_names": apart, "skipped": len(skipped),
     })  # fmt: skip

@@ -7,13 +7,18 @@ config.json holds, its reader says.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +81,71 @@ def state_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[st
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
     return tensors
+
+
+Given = ParamSpec("Given")
+Left = TypeVar("Left")
+
+LOCK = ".lock"
+"""In a run folder while it is trained: which process is at work there."""
+
+
+def alone(training: Callable[Given, Left]) -> Callable[Given, Left]:
+    """The training with its folder `out` to itself; a second one there is refused."""
+
+    @wraps(training)
+    def one(*args: Given.args, **settings: Given.kwargs) -> Left:
+        # Of several processes of one training the first one holds the lock.
+        first = int(os.environ.get("RANK", 0)) == 0
+        with locked(Path(str(settings["out"]))) if first else nullcontext():
+            return training(*args, **settings)
+
+    return one
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The folder for this process alone, until the end or its death: the system frees the lock."""
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = _take(folder / LOCK)
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        file.close()
+        if new:
+            with suppress(OSError):  # what never began leaves no folder
+                folder.rmdir()
+
+
+def _take(path: Path) -> TextIO:
+    """The lock, open, with this process in it."""
+    try:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+    except ImportError:  # Windows: runs are not kept apart there
+        return path.open("w")
+    while True:
+        file = path.open("a+")
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            who = path.read_text() if path.exists() else ""
+            fix = "wait for it, stop it, or pass another --out"
+            said = f"{path.parent} is in use by {who or 'another process'}; {fix}"
+            raise BlockingIOError(said) from error
+        except OSError:
+            _LOG.warning("%s: the disk knows no locks, so nothing keeps a second run away", path)
+        # Whoever held it may have removed it just now; then the lock is on a file of no name.
+        if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+            break
+        file.close()
+    file.truncate(0)
+    since = datetime.now().isoformat(" ", "seconds")
+    file.write(f"process {os.getpid()} on {platform.node()}, since {since}")
+    file.flush()
+    return file
 
 
 @dataclass(frozen=True)
@@ -141,7 +211,10 @@ class Run:
         write_json(self.settings_file, to_dict(settings))
 
     def store_images(self, about: dict[str, Any]) -> None:
-        """Write images.json; a resumed run must see what it saw before: the same `sha256`."""
+        """Write images.json; a resumed run must see what it saw before.
+
+        The same `sha256`, of what they are called, and `content`, where both runs have it.
+        """
         file = self.folder / "images.json"
         if self.checkpoints() and file.is_file():
             before = json.loads(file.read_text())
@@ -150,6 +223,11 @@ class Run:
                     f"the images changed since the run began ({before['images']} then, "
                     f"{about['images']} now; their labels and proposals count too); put them back, "
                     "or start a new run with another --out"
+                )
+            if before.get("content") not in (None, about.get("content")):
+                raise ValueError(
+                    "there are other photos under the same names than when the run began; "
+                    "put them back, or start a new run with another --out"
                 )
         write_json(file, about)
 
@@ -179,10 +257,11 @@ class Run:
     def save_checkpoint(self, checkpoint: Checkpoint) -> Path:
         """Write one file, atomically, and remove all but the newest two."""
         path = self._checkpoint_file(checkpoint.step)
-        about = {"step": checkpoint.step, "progress": checkpoint.progress}
+        about = json.dumps({"step": checkpoint.step, "progress": checkpoint.progress})
         # Copies: weights that share memory are refused.
         tensors = {k: v.detach().cpu().clone() for k, v in checkpoint.tensors.items()}
-        write_bytes(path, pack_tensors(tensors, {"about": json.dumps(about)}))
+        meta = {"about": about, "sha256": _digest(tensors, about)}
+        write_bytes(path, pack_tensors(tensors, meta))
         for old in self.checkpoints()[:-_KEPT]:
             old.unlink()
         return path
@@ -198,6 +277,9 @@ class Run:
             try:
                 tensors, meta = read_tensors(path)
                 about = json.loads(meta["about"])
+                # Those of earlier versions have no hash.
+                if len(meta) > 1 and meta.get("sha256") != _digest(tensors, meta["about"]):
+                    raise ValueError("its content is not what was written")
             except (KeyError, ValueError, OSError) as error:
                 _LOG.warning("%s cannot be read (%s); trying the one before it", path.name, error)
                 continue
@@ -211,6 +293,15 @@ class Run:
 
     def _checkpoint_file(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step:08d}.safetensors"
+
+
+def _digest(tensors: dict[str, Tensor], about: str) -> str:
+    """SHA-256 of a checkpoint's content."""
+    digest = hashlib.sha256(about.encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def list_skipped(folder: Path, skipped: Sequence[Skipped]) -> None:
