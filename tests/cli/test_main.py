@@ -17,6 +17,7 @@ from surefeat.cli import main as cli
 from surefeat.cli.main import main
 from surefeat.cli.output import say
 from surefeat.data.drawn import write_folder
+from surefeat.learn import pretrain as pretraining
 from surefeat.learn.config import Config, preset
 from surefeat.match.points import match_points
 from surefeat.model.config import ModelConfig
@@ -228,7 +229,7 @@ def test_other_files_where_a_model_is_wanted_are_one_line_errors(
     assert not (tmp_path / "out").exists()
     (tmp_path / "bad.safetensors").write_text("no weights")
     start = f"pretrain {photos} --out {tmp_path / 'run'} --preset small --init"
-    assert "not a safetensors file" in _fails(f"{start} {tmp_path / 'bad.safetensors'}", capsys)
+    assert "no whole safetensors file" in _fails(f"{start} {tmp_path / 'bad.safetensors'}", capsys)
 
 
 def test_a_resumed_run_keeps_its_settings_and_takes_more_steps(
@@ -244,10 +245,33 @@ def test_a_resumed_run_keeps_its_settings_and_takes_more_steps(
     )
     main(f"{same} --train.batch 2 --steps 2".split())
     assert json.loads(capsys.readouterr().out)["steps"] == 2
-    main(f"{same} --train.batch 4 --steps 3 --resume".split())
+    said = _fails(f"{same} --train.batch 4 --steps 3 --resume", capsys)
+    assert "keeps its own settings: --train.batch is 2 there, not 4; leave it out" in said
+    # Its own settings may be repeated, or left out.
+    main(f"{same} --train.batch 2 --steps 3 --resume".split())
+    assert json.loads(capsys.readouterr().out)["steps"] == 3
+    main(f"pretrain {photos} --out {tmp_path / 'run'} --json --device cpu --resume".split())
     assert json.loads(capsys.readouterr().out)["steps"] == 3
     train = json.loads((tmp_path / "run" / "config.json").read_text())["train"]
     assert (train["steps"], train["batch"]) == (3, 2)
+
+
+def test_ctrl_c_before_the_first_step_is_said(
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pretraining, "find_images", interrupted)
+    run = tmp_path / "run"
+    with pytest.raises(SystemExit) as ended:
+        main(f"pretrain {photos} --out {run} --init none --preset small".split())
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "surefeat: stopped\n"
+    assert not run.exists()
 
 
 def test_pretrain_on_nothing_leaves_nothing_behind(

@@ -60,7 +60,10 @@ class BoxesFit:
 
     def run(self) -> None:
         from surefeat.boxes.train import fit_boxes
+        from surefeat.learn.runs import Run
 
+        if self.resume:
+            Run.open(self.out).refuse_others(self.config, usual=BoxesConfig())
         done = fit_boxes(
             self.photos.find_labels(self.source), out=self.out, config=self.config, init=self.init,
             proposals=self.proposals_file, resume=self.resume, device=self.device, quiet=self.json,

@@ -63,7 +63,10 @@ class Pretrain:
     def run(self) -> None:
         from surefeat.data.sources import CONTEXT
         from surefeat.learn.pretrain import pretrain
+        from surefeat.learn.runs import Run
 
+        if self.resume:
+            Run.open(self.out).refuse_others(self.config, usual=preset(self.preset))
         done = pretrain(
             self.source, out=self.out, steps=self.steps, config=self.config, init=self.init,
             crop=self.crop, resume=self.resume, overfit=self.overfit, device=self.device,
@@ -189,11 +192,11 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("surefeat").setLevel(logging.INFO)  # other packages' notes are no use here
-    command: Any = tyro.cli(_commands(argv), args=argv, prog="surefeat", description=_ABOUT)
     try:
+        command: Any = tyro.cli(_commands(argv), args=argv, prog="surefeat", description=_ABOUT)
         command.run()
     except KeyboardInterrupt as stop:
-        say_aside(f"surefeat: {stop or 'stopped'}")
+        say_aside(f"surefeat: {str(stop) or 'stopped'}")
         sys.exit(130)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if "-X" in sys.orig_argv or logging.getLogger().isEnabledFor(logging.DEBUG):
