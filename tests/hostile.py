@@ -58,6 +58,13 @@ def strange_names(folder: Path, photo: bytes) -> tuple[str, tuple[str, str]]:
     return good, ("bad\\udce9.png", "two\\nlines\\ttab.png")
 
 
+def many_scans(count: int) -> bytes:
+    """A whole progressive JPEG whose last scan comes so many times more."""
+    plain = encode(COLOURS.resize((64, 64)), "JPEG", progressive=True)
+    last, end = plain.rindex(b"\xff\xda"), plain.rindex(b"\xff\xd9")
+    return plain[:end] + plain[last:end] * count + plain[end:]
+
+
 def bomb(kind: str) -> bytes:
     """A tiny file whose header claims billions of pixels."""
     small = encode(Image.new("RGB", (8, 8)), kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from hostile import COLOURS, FORMATS, bomb, encode, noise
+from hostile import COLOURS, FORMATS, bomb, encode, many_scans, noise
 from surefeat.core import image as images
 from surefeat.core.image import ImageError, decode, load, read_bytes
 
@@ -100,6 +101,56 @@ def test_a_decompression_bomb_is_refused_from_its_header(
     monkeypatch.setattr(ImageFile.ImageFile, "load", decoding)
     with pytest.raises(ImageError, match="pixels, not 1 to 300,000,000"):
         decode(bomb(kind), name="x", longest_side=64)
+
+
+def test_a_jpeg_of_thousands_of_scans_is_refused_undecoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decode(many_scans(20), name="x").shape == (3, 64, 64)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", pytest.fail)
+    with pytest.raises(ImageError, match=r"x: has 12010 scans, more than 100; export it again"):
+        decode(many_scans(12_000), name="x")
+    # Markers in a table between the scans do not end the count.
+    hidden = many_scans(200).replace(b"\xff\xda", b"\xff\xe5\x00\x04\xff\xd9\xff\xda")
+    with pytest.raises(ImageError, match="has 210 scans"):
+        decode(hidden, name="x")
+
+
+def test_what_follows_a_jpeg_is_no_scan_of_it() -> None:
+    plain = encode(COLOURS, "JPEG")
+    film = plain + b"\xff\xda" * 5000  # as phones append their films
+    assert torch.equal(decode(film, name="x"), decode(plain, name="x"))
+
+
+def test_threads_together_decode_no_more_pixels_than_one_image_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, inside, most = encode(COLOURS, "PNG"), [], []  # 240 pixels
+
+    def watched(*args: object) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+
+    plain = images.to_rgb
+    monkeypatch.setattr(images, "to_rgb", lambda *a, **k: (watched(), plain(*a, **k))[1])
+    for pixels, together in ((100, 1), (479, 1), (480, 2)):
+        monkeypatch.setattr(images, "_ROOM", images._Room(pixels))
+        most.clear()
+        with ThreadPoolExecutor(8) as pool:
+            for _ in pool.map(lambda _: decode(data, name="x"), range(16)):
+                pass
+        assert max(most) <= together
+        assert len(most) == 16
+
+
+def test_the_room_of_an_image_is_kept_as_long_as_it_is_used() -> None:
+    data = encode(COLOURS, "PNG")
+    with images.decoded(data, name="x") as pixels:
+        assert images._ROOM.taken == pixels[0].numel() == 240
+    assert images._ROOM.taken == 0
+    with pytest.raises(ImageError, match="cannot be decoded"):
+        decode(data[:-30], name="x")
+    assert images._ROOM.taken == 0
 
 
 def test_the_pixel_limit_is_exact_and_counts_the_full_size() -> None:

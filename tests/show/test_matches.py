@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -50,6 +52,26 @@ def test_known_answers_colour_the_lines() -> None:
     figure = viz.match_lines(PHOTO0, PHOTO1, matches, right=torch.tensor([True, False]))
     lines = [artist for artist in figure.artists if isinstance(artist, ConnectionPatch)]
     assert [to_hex(line.get_edgecolor()) for line in lines] == ["#009e73", "#d55e00"]
+
+
+@pytest.mark.parametrize("size", [(5000, 1), (1, 5000), (1, 1)])
+def test_strips_are_drawn_on_a_page_of_its_usual_width_and_a_bounded_height(
+    size: tuple[int, int],
+) -> None:
+    strip = torch.full((3, *size), 90, dtype=torch.uint8)
+    back = DenseMatches(torch.zeros(*size, 2), torch.ones(size), torch.ones(size))
+    matches = _matches([[0, 0]], [[0, 0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # axes that collapse are warned of
+        for figure in (
+            viz.match_lines(PHOTO0, strip, matches),
+            viz.match_lines(strip, PHOTO0, matches),
+            viz.warped(PHOTO0, strip, back),
+        ):
+            FigureCanvasAgg(figure).draw()
+            width, height = figure.get_size_inches()
+            assert width == 10
+            assert 0.8 <= height <= 40
 
 
 def test_no_matches_is_said_and_drawn() -> None:

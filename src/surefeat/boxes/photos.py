@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from surefeat.boxes.config import BoxesConfig
 from surefeat.boxes.network import Detector
-from surefeat.core.image import ImageError, decode, network_size, resize
+from surefeat.core.image import ImageError, decoded, network_size, printable, resize
 from surefeat.data.decode import Skipped, free_host_memory
 from surefeat.data.sources import PhotoLabels
 from surefeat.match.proposals import item_bytes, key_of, make_proposals, read_proposals
@@ -80,20 +80,21 @@ def read_photos(
     def read(image: PhotoLabels) -> Photo | Skipped:
         try:
             content = item_bytes(image.item)
-            pixels = decode(content, name=image.item.name)
+            with decoded(content, name=image.item.name) as whole_image:
+                height, width = whole_image.shape[1:]
+                scale = min(1.0, config.side / max(height, width))
+                small = (max(1, round(height * scale)), max(1, round(width * scale)))
+                pixels = resize(whole_image, size=small)
         except ImageError as error:
-            return Skipped(image.name, str(error).removeprefix(f"{image.item.name}: "))
+            return Skipped(image.name, str(error).removeprefix(f"{printable(image.item.name)}: "))
         boxes = proposals.get(key_of(content))
         if boxes is None:
             return Skipped(image.name, "has no proposals in the file; make them for this image")
-        height, width = pixels.shape[1:]
-        scale = min(1.0, config.side / max(height, width))
-        small = (max(1, round(height * scale)), max(1, round(width * scale)))
         boxes = boxes.round()
         large = (boxes[:, 2:] - boxes[:, :2] + 1 >= config.smallest * max(height, width)).all(1)
         whole = torch.tensor([[0.0, 0.0, width - 1.0, height - 1.0]])
         usable = boxes[large][: config.regions] if large.any() else whole
-        return Photo(image, resize(pixels, size=small), (height, width), usable)
+        return Photo(image, pixels, (height, width), usable)
 
     with ThreadPoolExecutor(8) as pool:
         done = list(pool.map(read, images))

@@ -10,6 +10,7 @@ import io
 import logging
 import math
 import os
+import re
 import stat
 import threading
 import warnings
@@ -87,7 +88,8 @@ def load(image: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     if isinstance(image, str | Path):
         return decode(read_bytes(image), name=str(image), max_pixels=max_pixels)
     if isinstance(image, Image.Image):
-        return _from_pil(lambda: image, name="PIL image", max_pixels=max_pixels)
+        _checked_size(image, name="PIL image", max_pixels=max_pixels)
+        return _from_pil(image, name="PIL image")
     if isinstance(image, Tensor):
         return from_tensor(image)
     if isinstance(image, np.ndarray):
@@ -104,9 +106,70 @@ def decode(
     With `longest_side`, a JPEG may come out 2, 4 or 8 times smaller, which is faster; its longest
     side stays at least that long. The caller resizes the rest of the way.
     """
+    with decoded(data, name=name, max_pixels=max_pixels, longest_side=longest_side) as pixels:
+        return pixels
+
+
+@contextmanager
+def decoded(
+    data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, longest_side: int | None = None
+) -> Iterator[Tensor]:
+    """`decode` for threads that make an image smaller at once: it holds memory while it is used.
+
+    All images in use together have at most MAX_PIXELS; whoever wants more waits. None inside
+    another of the same thread, which would wait for itself.
+    """
     reader = _reader(data[:512], name)
-    limits = {"max_pixels": max_pixels, "longest_side": longest_side or 0}
-    return _from_pil(lambda: reader(io.BytesIO(data)), name=name, **limits)
+    _check_scans(data, name)
+    with _decoding(name):
+        image = reader(io.BytesIO(data))
+        width, height = _checked_size(image, name=name, max_pixels=max_pixels)
+        if longest_side is not None:
+            scale = longest_side / max(width, height)
+            image.draft(image.mode, (math.ceil(width * scale), math.ceil(height * scale)))
+    with _ROOM.of(image.width * image.height):
+        yield _from_pil(image, name=name)
+
+
+class _Room:
+    """How many pixels may be decoded at once, by all threads; one image may always."""
+
+    def __init__(self, pixels: int) -> None:
+        self.pixels, self.taken = pixels, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def of(self, pixels: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self.taken or self.taken + pixels <= self.pixels)
+            self.taken += pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.taken -= pixels
+                self._changed.notify_all()
+
+
+_ROOM = _Room(MAX_PIXELS)
+
+MAX_SCANS = 100
+"""Of a JPEG; programs write about ten, and each one goes over the whole picture."""
+
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+
+
+def _check_scans(data: bytes, name: str) -> None:
+    """ImageError for a JPEG made of so many scans that decoding would take minutes."""
+    if not data.startswith(b"\xff\xd8\xff") or data.count(b"\xff\xda") <= MAX_SCANS:
+        return
+    # What looks like a scan may be in another block, or behind the picture.
+    scans, place = 0, 2
+    while (marker := _MARKER.search(data, place)) and marker[0] != b"\xff\xd9":
+        scans += marker[0] == b"\xff\xda"
+        place = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2])
+    if scans > MAX_SCANS:
+        raise problem(name, f"has {scans} scans, more than {MAX_SCANS}; export it again")
 
 
 def _reader(start: bytes, name: str) -> Callable[[BinaryIO], ImageFile.ImageFile]:
@@ -208,15 +271,8 @@ class _Quiet:
 _QUIET = _Quiet()
 
 
-def _from_pil(
-    opened: Callable[[], Image.Image], *, name: str, max_pixels: int, longest_side: int = 0
-) -> Tensor:
+def _from_pil(image: Image.Image, *, name: str) -> Tensor:
     with _decoding(name):
-        image = opened()
-        width, height = _checked_size(image, name=name, max_pixels=max_pixels)
-        if longest_side:
-            scale = longest_side / max(width, height)
-            image.draft(image.mode, (math.ceil(width * scale), math.ceil(height * scale)))
         image.load()
         return _upright(to_rgb(image, name=name), _orientation(image))
 

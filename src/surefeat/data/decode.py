@@ -14,6 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from surefeat.core.files import write_text
-from surefeat.core.image import ImageError, decode, printable, problem, read_bytes, resize
+from surefeat.core.image import ImageError, decoded, printable, problem, read_bytes, resize
 
 _LOG = logging.getLogger(__name__)
 
@@ -109,15 +110,19 @@ class Canvas:
 
 def decode_item(item: Item, *, side: int) -> Tensor:
     """One item -> RGB (3, h, w) uint8, cropped; longest side at most `side`, never enlarged."""
-    return _cut(_decode(item, side=side), item, side=side)
+    with _decoded(item, side=side) as image:
+        return _cut(image, item, side=side)
 
 
-def _decode(item: Item, *, side: int) -> Tensor:
+@contextmanager
+def _decoded(item: Item, *, side: int) -> Iterator[Tensor]:
     if item.read.refused:
         raise problem(item.name, item.read.refused)
     place = item.read
     data = read_bytes(place.path, name=item.name, offset=place.offset, size=place.size)
-    return decode(data, name=item.name, longest_side=side if item.crop is None else None)
+    longest = side if item.crop is None else None
+    with decoded(data, name=item.name, longest_side=longest) as image:
+        yield image
 
 
 def _cut(image: Tensor, item: Item, *, side: int) -> Tensor:
@@ -183,15 +188,14 @@ def _decode_crops(
 ) -> Iterator[tuple[int, Tensor]]:
     """Items of one file -> their rows and pixels; of those that fail, the reason is noted."""
     try:
-        image = _decode(items[0], side=side)
+        with _decoded(items[0], side=side) as image:
+            for row, item in zip(rows, items, strict=True):
+                try:
+                    yield row, _cut(image, item, side=side)
+                except ImageError as error:
+                    reasons[row] = _reason(error, item)
     except ImageError as error:
         reasons.update(dict.fromkeys(rows, _reason(error, items[0])))
-        return
-    for row, item in zip(rows, items, strict=True):
-        try:
-            yield row, _cut(image, item, side=side)
-        except ImageError as error:
-            reasons[row] = _reason(error, item)
 
 
 def _put(image: Tensor, row: int, pixels: Tensor, sizes: Tensor) -> None:

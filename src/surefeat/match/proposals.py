@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from surefeat.core.files import to_dict
 from surefeat.core.geometry import Frame
-from surefeat.core.image import ImageError, decode, read_bytes
+from surefeat.core.image import ImageError, decode, decoded, read_bytes
 from surefeat.data.decode import Item, Place
 from surefeat.match.config import ProposalConfig
 
@@ -161,7 +161,8 @@ def make_proposals(
             key = key_of(content)
             if key in known:
                 return key, None
-            return key, propose(decode(content, name=item.name), config)
+            with decoded(content, name=item.name) as pixels:
+                return key, propose(pixels, config)
         except ImageError:
             return "", None
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.core.geometry import Frame, box_area, box_intersection, clip_boxes, fit_thin_plate
-from surefeat.core.image import load, resize
+from surefeat.core.image import decoded, read_bytes, resize
 from surefeat.data.benchmarks import Benchmark, shifted, shifted_boxes, shifted_image
 from surefeat.data.pairs import Pair
 from surefeat.match.proposals import proposals_of
@@ -180,11 +180,10 @@ def _case(
 
 def _picture(key: Key, protocol: Protocol) -> Tensor:
     path, variant = key
-    pixels = load(path)
-    if variant == "shifted":
-        pixels = shifted_image(pixels, protocol.shift)
     largest = max(protocol.seen)
-    return resize(pixels, size=(largest, largest))
+    with decoded(read_bytes(path), name=str(path)) as pixels:
+        moved = shifted_image(pixels, protocol.shift) if variant == "shifted" else pixels
+        return resize(moved, size=(largest, largest))
 
 
 BATCH = 16

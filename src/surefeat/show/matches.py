@@ -50,7 +50,8 @@ def _side_by_side(
 ) -> tuple[Figure, list[Axes]]:
     """Two photos at one height, without frames, that leave this many inches beside them free."""
     pictures = [style.picture(image) for image in (image0, image1)]
-    widths = [frame.original[1] / frame.original[0] for _, frame in pictures]
+    shapes = (frame.original[1] / frame.original[0] for _, frame in pictures)
+    widths = [min(max(shape, 1 / 8), 8.0) for shape in shapes]  # of a strip, not a hair's
     figure = style.new_figure(min((style.WIDTH - beside) / sum(widths), 7.5) + 0.3, label)
     axes = list(figure.subplots(1, 2, width_ratios=widths))
     for axis, (pixels, frame), name in zip(axes, pictures, "AB", strict=True):

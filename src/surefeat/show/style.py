@@ -54,6 +54,9 @@ DRAWN = 512
 
 _LONGEST_TITLE = 24
 
+# Inches that a figure has at least and at most.
+_LOWEST, _HIGHEST = 0.8, 40.0
+
 # Pairs of pictures in one row, and the height over width that a tile may have at most.
 _PAIRS, _TALLEST = 3, 1.4
 
@@ -64,7 +67,11 @@ def colour_of(number: int) -> str:
 
 
 def new_figure(height: float, label: str, *, width: float = WIDTH) -> Figure:
-    """An empty figure, inches; `label` says what it shows, and reports print it below."""
+    """An empty figure, inches; `label` says what it shows, and reports print it below.
+
+    A photo one pixel wide would ask for a page of a mile: the height has bounds.
+    """
+    height = min(max(height, _LOWEST), _HIGHEST)
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.set_label(label)
     return figure
