@@ -127,7 +127,11 @@ def decoded(
         if longest_side is not None:
             scale = longest_side / max(width, height)
             image.draft(image.mode, (math.ceil(width * scale), math.ceil(height * scale)))
-    with _ROOM.of(image.width * image.height):
+    pixels = image.width * image.height
+    if pixels > _LARGE:
+        # Pillow's usual blocks would not go back to the system, but stay with each thread.
+        Image.core.set_block_size(_BLOCK)  # type: ignore[attr-defined]
+    with _ROOM.of(pixels):
         yield _from_pil(image, name=name)
 
 
@@ -152,6 +156,9 @@ class _Room:
 
 
 _ROOM = _Room(MAX_PIXELS)
+
+# Pixels from which Pillow takes memory in blocks of so many bytes: more than any malloc keeps.
+_LARGE, _BLOCK = 1 << 22, 1 << 26
 
 MAX_SCANS = 100
 """Of a JPEG; programs write about ten, and each one goes over the whole picture."""
