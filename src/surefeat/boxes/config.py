@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from surefeat.core.files import check_settings
 from surefeat.match.config import ProposalConfig
 
 
@@ -92,18 +93,14 @@ class BoxesConfig:
     """Images are kept in memory at this longest side at most, pixels."""
 
 
+_LEAST = dict.fromkeys(
+    ("detector.pooled", "detector.hidden", "proposals.count", "proposals.side", "proposals.draws",
+     "learn.epochs", "learn.batch", "learn.scales", "select.scales", "side", "regions"), 1,
+)  # fmt: skip
+
+
 def check_boxes_config(config: BoxesConfig) -> None:
     """Refuse numbers that cannot work, by the name of their flag, before anything is begun."""
-    least = {
-        "detector.pooled": config.detector.pooled, "detector.hidden": config.detector.hidden,
-        "proposals.count": config.proposals.count, "learn.batch": config.learn.batch,
-        "learn.scales": min(config.learn.scales, default=0), "side": config.side,
-        "select.scales": min(config.select.scales, default=0), "regions": config.regions,
-    }  # fmt: skip
-    for name, value in least.items():
-        if value < 1:
-            raise ValueError(f"--{name} is {value}; use at least 1")
+    check_settings(config, least=_LEAST, most={"detector.dropout": 0.99})
     if config.detector.temperature <= 0:
         raise ValueError("--detector.temperature must be more than 0; the paper has 2")
-    if config.select.agreement < 0:
-        raise ValueError("--select.agreement must be 0 or more; 0 is WSDDN's own score")

@@ -264,6 +264,41 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
     return kind(**built)
 
 
+def by_flag(settings: Any, above: str = "") -> dict[str, Any]:
+    """A config's values by the flags that set them: group.name."""
+    flags: dict[str, Any] = {}
+    for item in fields(settings):
+        value, flag = getattr(settings, item.name), above + item.name.replace("_", "-")
+        flags |= by_flag(value, f"{flag}.") if is_dataclass(value) else {flag: value}
+    return flags
+
+
+def check_settings(
+    settings: Any, *, least: Mapping[str, float] | None = None, most: Mapping[str, float]
+) -> None:
+    """Refuse numbers that cannot work, by their flag: NaN, infinity, what is beyond its bounds.
+
+    No number of ours may be negative; least: where 0 is too little, and no number at all.
+    """
+    for flag, value in by_flag(settings).items():
+        low, high = (least or {}).get(flag, 0), most.get(flag, math.inf)
+        several = isinstance(value, tuple)
+        if several and not value and flag in (least or {}):
+            raise ValueError(f"--{flag} names nothing; give at least one number")
+        for number in value if several else (value,):
+            if isinstance(number, int | float) and not low <= number <= high:
+                bound = f"at most {high:g}" if number > high else f"at least {low:g}"
+                raise ValueError(f"--{flag} is {number}; use {bound}")
+            if isinstance(number, float) and math.isinf(number):
+                raise ValueError(f"--{flag} is {number}; use a finite number")
+
+
+def file_stem(*parts: str) -> str:
+    """Names joined into one name of a file, whatever they hold: it leads to no other folder."""
+    name = "-".join(parts).replace("/", "-").replace("\\", "-").replace("\0", "-").lstrip(".")
+    return name.encode("utf-8", "backslashreplace").decode()[:200] or "unnamed"
+
+
 def file_hash(path: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
     with path.open("rb") as file:
@@ -282,8 +317,10 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else apple
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ValueError(f"unknown device {device!r}; choose cuda, cuda:N, mps or cpu") from error
+    if chosen.type not in ("cuda", "mps", "cpu") or (chosen.type != "cuda" and chosen.index):
+        raise ValueError(f"unknown device {str(device)!r}; choose cuda, cuda:N, mps or cpu")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError("there is no Apple GPU here; choose cpu, or leave the device out")
     if chosen.type != "cuda":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import glob
 import logging
+import math
 import os
 import tarfile
 from collections import Counter
@@ -45,6 +46,8 @@ def find_images(
     extension) to keep. For boxes: `categories` filters by name, `context` grows a box by that share
     of its size per side, boxes with a side under `min_side` pixels are dropped.
     """
+    if not 0 <= context < math.inf:
+        raise ValueError(f"context is {context}, a share of a box; use 0 or more")
     coco = source if _is_json(source) else crop
     if coco is None:
         items, wanted = _files(source, images), " ".join(EXTENSIONS)

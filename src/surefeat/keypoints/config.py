@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from surefeat.core.files import check_settings
+
 Round = int | Literal["all"]
 
 Split = Literal["val", "dev"]
@@ -59,10 +61,8 @@ class KeypointConfig:
     """Of AdamW [C]."""
 
     def __post_init__(self) -> None:
-        whole = ("size", "hidden", "views", "batch", "epochs", "least_steps")
-        wrong = [name for name in whole if getattr(self, name) < 1]
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)} must be at least 1")
+        whole = ("size", "hidden", "views", "batch", "epochs", "least-steps")
+        check_settings(self, least=dict.fromkeys(whole, 1), most={})
         if not 0 <= self.jitter < 0.5:
             raise ValueError(f"jitter is {self.jitter:g}; a side moves by less than half a box")
 

@@ -139,6 +139,8 @@ class KeypointDetector:
         return names.index(category)
 
     def _find(self, work: Iterable[Work], threshold: float) -> Iterator[Labelled]:
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"threshold is {threshold}; confidences are between 0 and 1")
         device, size = self.model.head.weight.device, self.config.size
         spans = channels(self.categories)
         cut = ((crop(pixels.cpu(), item.box, size=size), item) for pixels, item in work)

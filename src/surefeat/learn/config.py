@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from surefeat.core.files import check_settings
 from surefeat.model.config import ModelConfig, Trained
 
 LossKind = Literal["probabilistic", "plain", "contrastive"]
@@ -142,20 +143,17 @@ class Config:
 
 
 _LEAST = {
-    "model.channels": 1, "warp.size": 16, "warp.mirrored": 0, "loss.points": 2,
-    "loss.negatives": 1, "train.steps": 0, "train.batch": 1, "data.side": 16,
+    "model.channels": 1, "model.longest-side": 16, "warp.size": 16, "warp.zoom": 0.01,
+    "loss.points": 2, "loss.negatives": 1, "train.batch": 1, "data.side": 16,
 }  # fmt: skip
+
+
+_MOST = {"warp.mirrored": 1, "colour.probability": 1, "model.sigma-floor": 0.9}
 
 
 def check_numbers(config: Config) -> None:
     """Refuse numbers that cannot work, by the name of their flag, before anything is begun."""
-    for name, least in _LEAST.items():
-        group, field_name = name.split(".")
-        value = getattr(getattr(config, group), field_name)
-        if value < least:
-            raise ValueError(f"--{name} is {value}; use at least {least}")
-    if config.warp.mirrored > 1:
-        raise ValueError(f"--warp.mirrored is {config.warp.mirrored}, a share; use at most 1")
+    check_settings(config, least=_LEAST, most=_MOST)
 
 
 Preset = Literal["ours", "one-way", "paper", "small"]

@@ -92,7 +92,7 @@ def pretrain(
     Under torchrun the batch is shared by all processes.
     """
     config = config or preset("ours")
-    check_numbers(config)
+    check_numbers(config if steps is None else _lasting(config, steps))
     part, device = loop.join_processes(device)
     quiet = quiet or part.rank > 0
     items = find_images(
@@ -134,10 +134,14 @@ def _open_run(
         run = Run.resume(out) if resume else Run.start(out, config, device=device)
         config = run.settings(Config)
         if steps is not None:
-            run.store_settings(replace(config, train=replace(config.train, steps=steps)))
+            run.store_settings(_lasting(config, steps))
     if part.world > 1:
         dist.barrier()
     return Run.open(out)
+
+
+def _lasting(config: Config, steps: int) -> Config:
+    return replace(config, train=replace(config.train, steps=steps))
 
 
 def _create(run: Run, config: Config, *, init: str | Path, part: Part) -> DenseFeatures:
@@ -184,6 +188,8 @@ def load_pictures(
     quiet: bool = True,
 ) -> Pictures:
     """Split, decode and place the images of a run; `overfit` keeps only so many, none held out."""
+    if overfit < 0:
+        raise ValueError(f"overfit is {overfit}; use 0, or as many images as to learn by heart")
     held = 0 if overfit else config.held_out
     learn, apart = split(items[: overfit or None], held_out=held, seed=seed)
     side, workers = config.side, config.workers

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from surefeat.core.files import (
     add_lines,
+    by_flag,
     environment,
     from_dict,
     pack_tensors,
@@ -208,7 +209,7 @@ class Run:
 
     def refuse_others(self, given: Settings, *, usual: Settings) -> None:
         """ValueError for a setting that was asked for (it is not the usual one) and is not ours."""
-        own, asked, known = (_flat(to_dict(s)) for s in (self.settings(type(given)), given, usual))
+        own, asked, known = (by_flag(s) for s in (self.settings(type(given)), given, usual))
         for name, value in asked.items():
             if value not in (own[name], known[name]):
                 fix = "leave it out, or start a new run with another --out"
@@ -304,15 +305,6 @@ class Run:
 
     def _checkpoint_file(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step:08d}.safetensors"
-
-
-def _flat(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Settings by their flags: group.name."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flag = f"{above}{name.replace('_', '-')}"
-        flat |= _flat(value, f"{flag}.") if isinstance(value, dict) else {flag: value}
-    return flat
 
 
 def _digest(tensors: dict[str, Tensor], about: str) -> str:

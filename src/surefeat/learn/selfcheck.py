@@ -142,6 +142,8 @@ def check_folder(
     Photos that its run learned from, whole or cropped, are left out; where there are no others, the
     check is done on them, and says so. The warps are those of the run, where there is one.
     """
+    if count < 1:
+        raise ValueError(f"count is {count}; check on at least 1 image")
     features = DenseFeatures.from_pretrained(model, device=device)
     run = _run_of(model)
     small = features.config.trunk == "small"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.core.files import to_dict
+from surefeat.core.files import check_settings, to_dict
 from surefeat.core.geometry import Frame
 from surefeat.core.image import ImageError, decode, decoded, read_bytes
 from surefeat.data.decode import Item, Place
@@ -58,9 +58,7 @@ def propose(image: Tensor, config: ProposalConfig = DEFAULT) -> Tensor:
             f"an image is (3, H, W) uint8, got {tuple(image.shape)} {image.dtype};"
             " load it with surefeat.load_image or repeat a grey channel three times"
         )
-    if config.count < 1 or not 1 <= config.side < 1 << 15:
-        said = f"count is {config.count}, side is {config.side}"
-        raise ValueError(f"{said}: ask for 1 box or more, of an image of 1 to 32767 pixels")
+    _check_settings(config)
     cv2 = _contrib()
     from surefeat.match import prim
 
@@ -87,6 +85,12 @@ def propose(image: Tensor, config: ProposalConfig = DEFAULT) -> Tensor:
     # From the shrunk image's pixels back to the original's: the outer edges are mapped.
     back = Frame(original=small, network=(height, width))
     return back.boxes_to_network(torch.from_numpy(boxes)).float()
+
+
+def _check_settings(config: ProposalConfig) -> None:
+    check_settings(
+        config, least={"count": 1, "side": 1, "draws": 1, "superpixel": 1}, most={"side": 32_767}
+    )
 
 
 def _colour_spaces(pixels: Pixels) -> list[Pixels]:
@@ -152,6 +156,9 @@ def make_proposals(
 
     Images that cannot be read are left out: reading them later says why.
     """
+    _check_settings(config)
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; use at least 1")
     with _opened(file, config, write=True) as store:
         known = {key for (key,) in store.execute("SELECT image FROM proposals")}
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.core.files import add_lines, choose_device, read_lines
+from surefeat.core.files import add_lines, choose_device, file_stem, read_lines
 from surefeat.core.geometry import cell_centres
 from surefeat.core.ranking import auroc
 from surefeat.data.benchmarks import Benchmark, Name, load_benchmark
@@ -59,7 +59,7 @@ def evaluate_row(
     gives the same result, one that was finished is read back.
     """
     config, cases = settings_of(row, material), material.cases
-    stem = f"{material.benchmark.name}-{material.benchmark.split}-{row.name}"
+    stem = file_stem(material.benchmark.name, material.benchmark.split, row.name)
     decisive = [RECORD_VERSION, row.name, row.weights_sha256, config, device.type]
     cache = cache_file(out, stem, [*decisive, material.fingerprint()])
     records = _by_case(read_lines(cache))
@@ -241,6 +241,8 @@ class PartCheck:
 
 def check_parts(model: DenseFeatures, instances: Sequence[Instance]) -> PartCheck:
     """Match all ordered pairs of instances of one category by nearest neighbour in descriptors."""
+    if not instances:
+        raise ValueError(f"no instances to check; draw at least {2 * len(CATEGORIES)}")
     side = instances[0].image.shape[-1]
     features = model.extract([item.image for item in instances], longest_side=side)
     hits: dict[int, list[float]] = {}

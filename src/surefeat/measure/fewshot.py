@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from surefeat.core.files import add_lines, choose_device, read_lines
+from surefeat.core.files import add_lines, choose_device, file_stem, read_lines
 from surefeat.core.geometry import into_box, out_of_box
 from surefeat.data.keypoints import KeypointSet, Labelled, load_pascal3d
 from surefeat.keypoints.config import FewShot, KeypointConfig, Round, Split
@@ -190,7 +190,7 @@ def measure_row(
 
     Seeds are appended to OUT/cache as they are finished and read back from there.
     """
-    stem, device = f"pascal3d-{data.split}-{row.name}", data.train.objects.boxes.device
+    stem, device = file_stem("pascal3d", data.split, row.name), data.train.objects.boxes.device
     settings = {"row": {**row.settings, "weights": row.layer_weights}, "head": asdict(head)}
     # Not the seeds: a seed that was measured with others beside it need not be measured again.
     keyed = [VERSION, row.name, row.weights_sha256, settings, protocol.rounds, protocol.cells]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from surefeat.core.files import write_text
+from surefeat.core.files import file_stem, write_text
 from surefeat.data.pairs import Pair
 from surefeat.measure import tables
 from surefeat.measure.results import Result, Score, pck_score
@@ -129,8 +129,7 @@ def write_results(folder: Path, out: Path) -> Path:
         figures = [pck_figure(results)]
         if any("pcr" in result["curves"] for result in results):
             figures.append(region_figure(results))
-        # A result file may come from anywhere: its names stay names of files in this folder.
-        stem = f"{benchmark}-{split}".replace("/", "-").replace("\\", "-").lstrip(".")
+        stem = file_stem(benchmark, split)  # a result file may come from anywhere
         for name, figure in zip(("pck", "regions"), figures, strict=False):
             figure.savefig(out / f"{stem}-{name}.png", dpi=150)
         sections.append(
