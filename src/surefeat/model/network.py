@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from surefeat.core import progress
 from surefeat.core.files import (
     choose_device,
     file_hash,
@@ -310,7 +310,9 @@ def extract_to_folder(
     readable = {Path(item.read.path): target for item, target in mine if not item.read.refused}
     todo = [path for path, target in readable.items() if not target.is_file()]
     written = 0
-    with tqdm(total=len(todo), desc="extracting", unit="img", disable=quiet or rank > 0) as bar:
+    with progress.bar(
+        total=len(todo), desc="extracting", unit="img", quiet=quiet or rank > 0
+    ) as bar:
         for start in range(0, len(todo), batch):
             part = todo[start : start + batch]
             for path, features in _extract_readable(model, part, skipped, longest_side=side):
