@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
 
 import pytest
 import tqdm.std
@@ -22,13 +21,13 @@ class Stream(io.StringIO):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """tqdm's clock, which stands still until it is moved."""
     now = [1000.0]
     monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
     # Its thread, which looks after bars that hang, has a clock of its own.
     monkeypatch.setattr(tqdm.std.tqdm, "monitor_interval", 0)
-    yield now
+    return now
 
 
 def counted(clock: list[float], seconds: int) -> None:

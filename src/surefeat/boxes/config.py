@@ -43,7 +43,7 @@ class LearnConfig:
     """Of the hidden layers and heads, by AdamW, which trains them from random weights [C]; [P] has
     SGD, 1e-5, on ImageNet's layers, and lets the trunk learn too."""
     weight_decay: float = 5e-4
-    """[P]."""
+    """Share of the weights that a step takes off, times the rate [P]."""
     regulariser: float = 1e-4
     """Weight of the spatial regulariser [P]."""
     overlap: float = 0.6

@@ -229,6 +229,8 @@ class EvaluateTables:
         say({"page": page}, to_script=self.json, words=page)
 
 
+_PAIRS = "How many of your own labelled points are found in another photo, beside controls."
+
 # One class serves four subcommands, each with its benchmark filled in.
 _ON: dict[str, Any] = {
     "pf-pascal": EvaluateMatching("pf-pascal", tyro.MISSING),
@@ -248,7 +250,7 @@ class Evaluate:
         | Annotated[EvaluateMatching, subcommand("pf-pascal", default=_ON["pf-pascal"])]
         | Annotated[EvaluateMatching, subcommand("pf-willow", default=_ON["pf-willow"])]
         | Annotated[EvaluateMatching, subcommand("spair", default=_ON["spair"])]
-        | Annotated[EvaluateMatching, subcommand("pairs", default=_ON["pairs"])]
+        | Annotated[EvaluateMatching, subcommand("pairs", default=_ON["pairs"], description=_PAIRS)]
         | Annotated[EvaluateFewShot, subcommand("pascal3d")]
         | Annotated[EvaluateCompare, subcommand("compare")]
         | Annotated[EvaluateTables, subcommand("tables")],
