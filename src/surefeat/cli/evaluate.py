@@ -77,7 +77,8 @@ class EvaluateFewShot:
         results = _written(paths, to_script=self.json)
         for score in (Score("pck", alpha=0.1, rule="bbox"), Score("pck area", rule="bbox")):
             if not self.json:
-                print(f"{score}, mean of classes\n\n{markdown(round_table(results, score))}")
+                table = markdown(round_table(results, score), aligned=True)
+                print(f"{score}, mean of classes\n\n{table}")
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class EvaluateMatching:
         results = _written(paths, to_script=self.json)
         if not self.json:
             print(f"PCK in percent, within 0.1 by the {results[0]['rule']} rule unless said\n")
-            print(markdown(transposed(main_table(results))))
+            print(markdown(transposed(main_table(results)), aligned=True))
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class EvaluateCompare:
             print(json.dumps([one.to_dict() for one in differences]))
         else:
             names = (results[0]["row"], results[1]["row"])
-            print(markdown(difference_table(differences, names)))
+            print(markdown(difference_table(differences, names), aligned=True))
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,8 @@ class Section:
     table: Sequence[Sequence[object]] | None = None
     """Rows, the first of them the heading."""
     numbers: tuple[Number, ...] = ()
+    folded: bool = False
+    """Only its title is seen until it is opened, in the part of the page that it follows."""
 
 
 def write_page(
