@@ -155,7 +155,7 @@ def test_the_commands_measure_compare_and_draw(
     assert "nearest auroc confidence" not in found["hog"]
     files = [out / f"pairs-test-{row}.json" for row in ("hog", "mine")]
     main(["evaluate", "compare", *map(str, files)])
-    assert "| mean iou |" in capsys.readouterr().out
+    assert "| mean iou " in capsys.readouterr().out
     main(["evaluate", "tables", str(out), "--out", str(tmp_path / "tables")])
     written = {path.name for path in (tmp_path / "tables").iterdir()}
     assert written == {
