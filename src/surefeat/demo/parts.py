@@ -88,7 +88,9 @@ def parts_tab(model: DenseFeatures) -> None:
     add.upload(_on_files, [add, session], shown, **_QUIET)
     load.upload(_on_labels, [load, session], [names, *shown], **_QUIET)
     for button, change in buttons:
-        button.click(partial(_on_button, change), session, shown, **_QUIET)
+        # Every press counts, also one that comes before the last is answered.
+        every = {"trigger_mode": "multiple", **_QUIET}
+        button.click(partial(_on_button, change), session, shown, **every)
     image.select(_on_click, [session, part], shown, **_QUIET)
     _fit_button(model, fit, shown, [told, *files])
 
