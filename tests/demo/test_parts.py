@@ -142,7 +142,7 @@ def correct_the_third(tab: Any, beak: torch.Tensor) -> None:
     tab.get_by_role("button", name="undo").click()
     tab.get_by_role("button", name="undo").click()
     tab.wait_for_selector("#part_said >> text=photos with clicks: 2")
-    tab.get_by_role("button", name="what was found is right").click()
+    tab.get_by_role("button", name="accept what was found").click()
     tab.wait_for_selector("#part_said >> text=photos with clicks: 3")
     tab.locator("#part label:has-text('a corner of the box')").click()
     click(tab, 10, 20)

@@ -39,7 +39,8 @@ MAX_FILE = "25mb"
 
 _STYLE = (
     ".gradio-container {width: 100%; max-width: 1240px !important; margin: 0 auto !important}"
-    "#drawn button {min-width: 76px} #said table {width: auto}"
+    "#drawn button {min-width: 76px} #said table {width: auto} #said {overflow-x: auto}"
+    "#said :is(td, th) {word-break: normal; overflow-wrap: normal; white-space: nowrap}"
     "#said :is(td, th) {border-color: var(--border-color-primary) !important; padding: 4px 12px}"
 )
 

@@ -101,7 +101,7 @@ def _buttons() -> list[tuple[gr.Button, Any]]:
         "previous photo": partial(_moved, -1),
         "next photo": partial(_moved, 1),
         "undo": Parts.undone,
-        "what was found is right": Parts.accepted,
+        "accept what was found": Parts.accepted,
         "clear its clicks": lambda session: session.marked(Marks()),
     }
     with gr.Row():
@@ -255,8 +255,8 @@ def _told(learned: int, others: int) -> str:
         return f"Learned from {words[0]}; add others to try it on."
     return (
         f"Learned from {words[0]}; the parts found in {words[1]} are below. Click one to correct "
-        "it, then fit again.\n\nThe detector works without this page: unzip it, then "
-        "`surefeat keypoints predict photos/ --detector detector`."
+        "it, then fit again.\n\nThe detector works without this page. Unzip it and type "
+        "`surefeat keypoints predict photos/ --detector detector`"
     )
 
 
