@@ -193,7 +193,7 @@ def test_the_sheet_shows_the_least_sure_first_and_says_what_is_not_seen(photos: 
     unsure = replace(unsure, scores=torch.linspace(0.2, 0.8, count), visible=unseen)
     figure = keypoint_sheet([sure, unsure], birds.categories)
     names = birds.categories[sure.category].keypoints
-    assert [axes.get_title() for axes in figure.axes[:2]] == [
+    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == [
         Path(unsure.name).name, Path(sure.name).name,
     ]  # fmt: skip
     notes = [axes.texts[-1].get_text() for axes in figure.axes[:2]]
