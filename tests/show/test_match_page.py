@@ -133,6 +133,7 @@ def test_photos_with_nothing_in_common_are_said_to_and_get_no_lines(look: Any) -
     tab = look(make_matches([0.9, 0.8, 0.7, 0.3], related=0.07))
     assert "nothing in common" in tab.inner_text(".verdict")
     assert "7 %" in tab.inner_text(".verdict")
+    assert "which these do not seem to" in tab.inner_text("#said")
     assert drawn_lines(tab) == []
     tab.locator("#lines").check()
     assert len(drawn_lines(tab)) == 4

@@ -44,6 +44,12 @@ _HINT_BY_SCORE = (
 )
 
 
+_HINT_UNRELATED = (
+    "Point at a mark, or tap it, to see what was matched with it. The probabilities are of photos "
+    "that show the same kind of thing, which these do not seem to."
+)
+
+
 @dataclass(frozen=True)
 class Viewer:
     """What match.html.j2 shows above a page's sections."""
@@ -96,7 +102,7 @@ def viewer(
         slider="Matches with a score of at least" if by_score else "Matches right with at least",
         unit="" if by_score else "%", low=low, high=high, step=0.01 if by_score else 1,
         start=floor(100 * start) / 100 if by_score else floor(start),
-        hint=_HINT_BY_SCORE if by_score else _HINT,
+        hint=_HINT_UNRELATED if warns else _HINT_BY_SCORE if by_score else _HINT,
         order="most confident" if by_score else "most probable",
         script=script, script_hash=f"sha256-{digest}",
     )  # fmt: skip
