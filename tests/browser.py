@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from surefeat.demo.app import launch
-
 
 @contextmanager
 def serve(model: Path) -> Iterator[Any]:
     """The web page with a model, on a port that is free."""
+    from surefeat.demo.app import launch
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -424,7 +424,9 @@ def make(folder: Path, *, count: int, seed: int = 0, boxes: int = 80) -> Path:
 
 
 def settings(**learn: Any) -> BoxesConfig:
-    loop: dict[str, Any] = {"epochs": 8, "lr": 1e-3, "scales": (SIZE,), "log_every": 20}
+    loop: dict[str, Any] = {
+        "epochs": 8, "batch": 4, "lr": 1e-3, "scales": (SIZE,), "log_every": 20,
+    }  # fmt: skip
     return BoxesConfig(
         detector=DetectorConfig(trunk="small", tap="conv2", hidden=64, pooled=3),
         learn=LearnConfig(**loop | {"checkpoint_every": 0} | learn),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from surefeat.boxes.network import (
 )
 from surefeat.boxes.photos import Photo
 from surefeat.boxes.train import calibrate
+from surefeat.core.files import to_dict
 from surefeat.core.geometry import Frame, box_iou
 from surefeat.data.decode import Item, Place
 from surefeat.data.sources import PhotoLabels
@@ -101,7 +103,9 @@ def test_conv5_continues_vgg16(data_root: Path) -> None:
     from surefeat.model.weights import read_weights
 
     file = data_root / "weights" / "vgg16_imagenet_features.safetensors"
-    detector = Detector.create(DetectorConfig(pooled=1, hidden=8), ("a", "b"), init=file).eval()
+    detector = Detector.create(
+        DetectorConfig(trunk="vgg16", pooled=1, hidden=8), ("a", "b"), init=file
+    ).eval()
     other = vgg16().features[:30].eval()
     other.load_state_dict(
         {k.removeprefix("features."): v.float() for k, v in read_weights(file).items()}
@@ -276,3 +280,17 @@ def test_what_fc6_sees_is_scaled_to_a_mean_square_of_one() -> None:
             bins = F.adaptive_max_pool2d(maps[:, y1 : y2 + 1, x1 : x2 + 1], 2)
             squares.append((bins * detector.scale).square().mean())
     assert float(torch.stack(squares).mean()) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_the_defaults_are_the_settings_that_were_measured_best() -> None:
+    """Those of 1,000 VOC photos; agreement came after that run, and its weights were a v1."""
+    file = Path(__file__).parents[2] / "results" / "boxes" / "wsddn-rigid12-1000.json"
+    measured = json.loads(file.read_text())["config"]
+    shipped = json.loads(json.dumps(to_dict(BoxesConfig())))
+    detector = shipped["detector"] | {"stride_in_1x1": True, "tap": "res5c"}
+    assert detector == {name: measured["detector"][name] for name in detector}
+    learn = shipped["learn"] | {"checkpoint_every": 0}
+    assert learn == {name: measured["learn"][name] for name in learn}
+    assert shipped["select"]["scales"] == measured["select"]["scales"]
+    for name in ("regions", "smallest", "side"):
+        assert shipped[name] == measured[name]

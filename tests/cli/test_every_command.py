@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
 import tiny
-from surefeat.cli.main import _commands, main
+from commands import all_commands
+from surefeat.cli.main import main
 from surefeat.data import fetch
 from surefeat.data.drawn import write_folder
 from surefeat.keypoints.detector import KeypointDetector
@@ -54,15 +54,6 @@ COMMANDS = {
     "data get": "pf-willow --out {new}",
     "data show": "pairs {listed} --out {new}.png --count 2",
 }
-
-
-def all_commands() -> Iterator[str]:
-    """The names that `surefeat --help` and the help of its groups list."""
-    for command in get_args(_commands([])):
-        kind, name = get_args(command)[0], get_args(command)[1].name
-        hints = get_type_hints(kind, include_extras=True)
-        groups = get_args(get_args(hints["what"])[0]) if "what" in hints else ()
-        yield from [f"{name} {get_args(inner)[1].name}" for inner in groups] or [name]
 
 
 def test_no_command_is_forgotten() -> None:

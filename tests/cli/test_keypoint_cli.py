@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from surefeat.cli.main import main
 from surefeat.data.keypoints import read_coco
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures
-from surefeat.show.objects import keypoints
+from surefeat.show.objects import keypoint_sheet, keypoints
 from tiny import QUICK, feature_model, write_labelled
 
 
@@ -61,7 +62,8 @@ def test_fit_and_predict_from_the_command_line(
     assert record["images"][0] | {"id": 0} == {
         "id": 0, "file_name": str(small_photo), "width": 60, "height": 40,
     }  # fmt: skip
-    assert len(list(out.glob("*.png"))) == 17
+    assert len(list(out.glob("*.png"))) == 17 + 1
+    assert (out / "sheet.png").is_file()
     assert len(record["annotations"][0]["keypoint_scores"]) == len(said["keypoints"]["bird"])
     # What was written is read back; a labelled json is also compared with.
     assert len(read_coco(out / "keypoints.json", images="/").objects) == 17
@@ -178,3 +180,23 @@ def test_a_picture_names_every_keypoint_and_marks_those_that_are_visible(photos:
     said = [text.get_text() for text in both.get_texts()]
     assert said[0] == f"1  car {labelled.categories[0].keypoints[0]}"
     assert said[-1] == f"{len(names)}  bird {names[-1]}"
+
+
+def test_the_sheet_shows_the_least_sure_first_and_says_what_is_not_seen(photos: Path) -> None:
+    birds = read_coco(photos).only(["bird"])
+    sure, unsure = birds.objects
+    count = len(sure.points)
+    every = torch.ones(count, dtype=torch.bool)
+    unseen = every.clone()
+    unseen[1] = False
+    sure = replace(sure, scores=torch.full((count,), 0.9), visible=every)
+    unsure = replace(unsure, scores=torch.linspace(0.2, 0.8, count), visible=unseen)
+    figure = keypoint_sheet([sure, unsure], birds.categories)
+    names = birds.categories[sure.category].keypoints
+    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == [
+        Path(unsure.name).name, Path(sure.name).name,
+    ]  # fmt: skip
+    notes = [axes.texts[-1].get_text() for axes in figure.axes[:2]]
+    assert notes == [f"not seen: {names[1]}", f"1 {names[0]} 0.90"]
+    only = keypoint_sheet([sure, unsure], birds.categories, count=1)
+    assert "1 of 2 objects, the least sure first" in only.get_suptitle()

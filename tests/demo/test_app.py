@@ -24,7 +24,7 @@ from surefeat.model.network import DenseFeatures
 pytest.importorskip("gradio", reason="needs the demo extra")
 
 from browser import chromium, serve
-from surefeat.demo.app import launch
+from surefeat.demo.app import _say, launch
 from surefeat.demo.pictures import SHOWN, best_places, prepare_photo, warped
 from surefeat.match.search import PEAK_RADIUS
 
@@ -234,3 +234,12 @@ def test_a_photo_is_shown_at_the_pages_size_and_seen_in_full() -> None:
     torch.testing.assert_close(
         photo.features.at(photo.frame.to_network(place)), alone.at(place), atol=1e-5, rtol=0
     )
+
+
+def test_a_click_in_photos_with_nothing_in_common_is_told_so(photos: list[Path]) -> None:
+    first, second = (prepare_photo(small_model(), load(path)) for path in photos)
+    match = match_points(first.features, second.features, [[240.0, 300.0]])
+    for related, told in ((0.1, True), (0.9, False), (None, False)):
+        object.__setattr__(match, "related", related)
+        said = _say(first, second, match, *best_places(match, first.features, second.features))
+        assert ("seem to have nothing in common" in said) == told

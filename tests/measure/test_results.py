@@ -155,7 +155,7 @@ def test_the_commands_measure_compare_and_draw(
     assert "nearest auroc confidence" not in found["hog"]
     files = [out / f"pairs-test-{row}.json" for row in ("hog", "mine")]
     main(["evaluate", "compare", *map(str, files)])
-    assert "| mean iou |" in capsys.readouterr().out
+    assert "| mean iou " in capsys.readouterr().out
     main(["evaluate", "tables", str(out), "--out", str(tmp_path / "tables")])
     written = {path.name for path in (tmp_path / "tables").iterdir()}
     assert written == {
@@ -180,3 +180,12 @@ def test_tables_of_foreign_results_stay_in_their_folder(tmp_path: Path) -> None:
     assert set(tmp_path.iterdir()) - before == {tmp_path / "deep"}
     assert {path.name for path in (tmp_path / "deep").iterdir()} == {"out"}
     assert len(list((tmp_path / "deep" / "out").glob("*-pck.png"))) == 1
+
+
+def test_tables_hold_results_of_folders_below_the_best_row_first(tmp_path: Path) -> None:
+    for row, values in (("worse", [50.0, 60.0]), ("better", [70.0, 80.0])):
+        (tmp_path / "in" / row).mkdir(parents=True)
+        write_result(tmp_path / "in" / row / "a.json", result(row, values))
+    write_results(tmp_path / "in", tmp_path / "out")
+    text = (tmp_path / "out" / "results.md").read_text()
+    assert 0 < text.index("| better |") < text.index("| worse |")

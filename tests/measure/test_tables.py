@@ -19,6 +19,7 @@ from surefeat.measure.tables import (
     control_table,
     groups,
     main_table,
+    markdown,
     published,
     route_table,
     rule_table,
@@ -57,6 +58,12 @@ def test_a_table_has_the_columns_that_hold_something_the_default_first() -> None
     assert table[3] == ["identity (control)", "37.0", "", "37.0", "37.0", "", ""]
     assert transposed(table)[1] == ["voting scnet@0.1", "0.8", "5.0", "37.0"]
     assert control_table([ours, bare])[0] == ["row", "PCR area"]
+
+
+def test_a_table_for_a_terminal_is_aligned_and_still_markdown() -> None:
+    lines = markdown([["row", "a"], ["ours|x", "1.5"]], aligned=True).splitlines()
+    assert lines == ["| row     | a   |", "|---------|-----|", "| ours\\|x | 1.5 |"]
+    assert markdown([["row", "a"], ["x", "1"]]) == "| row | a |\n|---|---|\n| x | 1 |\n"
 
 
 def test_what_is_published_stands_beside_its_own_row_and_benchmark_only() -> None:

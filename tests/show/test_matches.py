@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,6 +78,29 @@ def test_strips_are_drawn_on_a_page_of_its_usual_width_and_a_bounded_height(
 def test_no_matches_is_said_and_drawn() -> None:
     figure = viz.match_lines(PHOTO0, PHOTO1, _matches([], []))
     assert figure.get_suptitle() == "no matches"
+
+
+def test_lines_differ_and_doubtful_ones_are_thin_and_dark() -> None:
+    matches = _matches([[5, 6], [50, 30], [20, 20]], [[7, 8], [20, 40], [9, 9]])
+    matches = replace(matches, probability=torch.tensor([0.4, 0.6, 0.9]))
+    figure = viz.match_lines(PHOTO0, PHOTO1, matches)
+    lines = [artist for artist in figure.artists if isinstance(artist, ConnectionPatch)]
+    looks = {
+        tuple(line.xy1): (to_hex(line.get_edgecolor()), line.get_linewidth()) for line in lines
+    }
+    assert looks[5, 6] == ("#1f2933", 0.5)
+    assert looks[50, 30][1] == looks[20, 20][1] == 1.3
+    assert looks[50, 30][0] != looks[20, 20][0]
+    assert max(lines, key=lambda line: line.get_zorder()).xy1 == [20, 20]
+
+
+def test_lines_of_photos_with_nothing_in_common_are_all_doubtful() -> None:
+    matches = replace(_matches([[5, 6]], [[7, 8]]), probability=torch.tensor([0.9]))
+    object.__setattr__(matches, "related", 0.1)
+    figure = viz.match_lines(PHOTO0, PHOTO1, matches)
+    assert figure.get_suptitle() == "these two photos seem to have nothing in common"
+    lines = [artist for artist in figure.artists if isinstance(artist, ConnectionPatch)]
+    assert [line.get_linewidth() for line in lines] == [0.5]
 
 
 def test_region_boxes_are_drawn_to_their_outer_edges() -> None:
@@ -161,6 +185,18 @@ def test_no_region_matches_is_said() -> None:
     none = torch.zeros(0, 4)
     empty = RegionMatches(none, none, torch.zeros(0), torch.arange(0))
     assert viz.region_matches(PHOTO0, PHOTO1, empty).get_suptitle() == "no matches"
+
+
+def test_warped_leaves_unsure_pixels_blank() -> None:
+    photo = torch.zeros(3, 32, 48, dtype=torch.uint8)
+    ys, xs = torch.meshgrid(torch.arange(32), torch.arange(48), indexing="ij")
+    flat = torch.ones(32, 48)
+    same = DenseMatches(torch.stack([xs, ys], dim=-1).float(), flat, flat)
+    figure = viz.warped(photo, photo, same, sure=xs < 12)
+    moved = np.asarray(figure.axes[1].images[0].get_array())[..., 0]
+    assert moved[:, :12].max() == 0
+    assert moved[:, 12:].min() > 200
+    assert "25% of B" in str(figure.get_label())
 
 
 @pytest.mark.parametrize("shift", [0, 7])

@@ -203,6 +203,17 @@ def test_page_holds_what_it_is_given(tmp_path: Path) -> None:
     assert page.texts["figcaption"][0].startswith("What a matching pair costs.")
 
 
+def test_folded_parts_are_opened_by_their_title_and_not_listed_above(tmp_path: Path) -> None:
+    table = [("row", "a", "b", "c"), ("x", 1, 2, 3)]
+    parts = [Section(name, table=table, folded=name == "More") for name in ("A", "B", "More", "C")]
+    page = Page(write_page(tmp_path / "page.html", "T", parts))
+    assert page.texts["summary"] == ["More"]
+    assert page.texts["h2"] == page.texts["a"] == ["A", "B", "C"]
+    links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    assert links == ["#section-1", "#section-2", "#section-3"]
+    assert page.texts["td"].count("x") == 4
+
+
 def test_report_of_no_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no run"):
         write_report(tmp_path)

@@ -1,7 +1,8 @@
 """Every knob of weakly supervised boxes: unit, default, where it comes from. Nothing heavy.
 
 Tags: [P] printed by Bilen & Vedaldi (2016) or in the paper's appendix B, [C] our choice where they
-are silent or where it was measured (docs/boxes.md).
+are silent, [M] what was measured as best where fc6 and fc7 start from random weights, by
+results/boxes/wsddn-rigid12-1000.json and results/studies/boxes_search.json (docs/studies/boxes.md).
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from surefeat.match.config import ProposalConfig
 class DetectorConfig:
     """The network: ROI pooling on a trunk's map, two hidden layers, two heads."""
 
-    trunk: str = "vgg16"
-    """vgg16 (conv5), resnet50, small, or timm:NAME (the timm extra)."""
+    trunk: str = "resnet50"
+    """resnet50 [M], vgg16 (conv5 [P]), small, or timm:NAME (the timm extra)."""
     stride_in_1x1: bool = False
     """ResNet v1 instead of v1.5; read from the weights file where it says so."""
     tap: str = "auto"
-    """Layer that is pooled; auto: the trunk's last, which for VGG16 is conv5 [P]."""
-    pooled: int = 7
-    """Bins each way of the ROI max pooling [P]."""
-    hidden: int = 4096
-    """Width of fc6 and fc7; 4096 fits VGG16's own ImageNet layers [P]."""
+    """Layer that is pooled; auto: the trunk's last: res5c [M], for VGG16 conv5 [P]."""
+    pooled: int = 2
+    """Bins each way of the ROI max pooling; 2 for res5c [M], 7 for VGG16's own fc6 [P]."""
+    hidden: int = 256
+    """Width of fc6 and fc7 [M]; 4096 fits VGG16's own ImageNet layers [P]."""
     dropout: float = 0.5
     """Share of fc6 and fc7 switched off while learning [P]."""
     temperature: float = 2.0
@@ -36,21 +37,21 @@ class DetectorConfig:
 class LearnConfig:
     """The loop."""
 
-    epochs: int = 20
-    """Passes over the images; the second half at a tenth of the rate [P]."""
-    batch: int = 4
-    """Images per step; 1 in [P]."""
+    epochs: int = 6
+    """Passes over the images [M], the second half at a tenth of the rate; 20 [P]."""
+    batch: int = 1
+    """Images per step [P]."""
     lr: float = 1e-4
     """Of the hidden layers and heads, by AdamW, which trains them from random weights [C]; [P] has
     SGD, 1e-5, on ImageNet's layers, and lets the trunk learn too."""
     weight_decay: float = 5e-4
-    """[P]."""
+    """Share of the weights that a step takes off, times the rate [P]."""
     regulariser: float = 1e-4
     """Weight of the spatial regulariser [P]."""
     overlap: float = 0.6
     """It pulls boxes with more IoU than this with the best one [P]."""
-    scales: tuple[int, ...] = (480, 576, 688, 864, 1200)
-    """Longest sides, one drawn per step, network pixels [P]."""
+    scales: tuple[int, ...] = (320,)
+    """Longest sides, one drawn per step, network pixels [M]; 480 576 688 864 1200 [P]."""
     flips: bool = True
     """Mirror every second image [P]."""
     seed: int = 0
@@ -58,15 +59,16 @@ class LearnConfig:
     log_every: int = 50
     """Steps between lines of metrics.jsonl."""
     checkpoint_every: int = 500
-    """Steps between checkpoints; with VGG16's hidden layers each is of 1.5 GB [C]."""
+    """Steps between checkpoints [C]; with VGG16's own hidden layers each is of 1.5 GB."""
 
 
 @dataclass(frozen=True)
 class SelectConfig:
     """Which boxes are kept (the paper's appendix B)."""
 
-    scales: tuple[int, ...] = (480, 576, 688, 864, 1200)
-    """Longest sides whose scores are averaged, each plain and mirrored [P]."""
+    scales: tuple[int, ...] = (320,)
+    """Longest sides whose scores are averaged, each plain and mirrored [M]; those of [P] are 480
+    576 688 864 1200."""
     floor: float = 0.001
     """Boxes whose mean over scales and flips is less are dropped, before the class median is taken
     [P]; with agreement scores are higher, and fewer are."""
@@ -83,13 +85,13 @@ class BoxesConfig:
     proposals: ProposalConfig = field(default_factory=ProposalConfig)
     learn: LearnConfig = field(default_factory=LearnConfig)
     select: SelectConfig = field(default_factory=SelectConfig)
-    regions: int = 1000
+    regions: int = 100
     """Of an image's proposals the first so many compete; Prim's come the most different first
-    [C]."""
+    [M]."""
     smallest: float = 0.04
     """Proposals with a side under this share of the image's longest are left out: 20 of 500 pixels
     in the code of Bilen & Vedaldi."""
-    side: int = 640
+    side: int = 384
     """Images are kept in memory at this longest side at most, pixels."""
 
 

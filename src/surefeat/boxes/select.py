@@ -17,7 +17,6 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from surefeat.boxes.config import BoxesConfig, SelectConfig, check_boxes_config
 from surefeat.boxes.network import Detector
@@ -32,6 +31,7 @@ from surefeat.boxes.photos import (
     stack_proposals,
     trunk_maps,
 )
+from surefeat.core import progress
 from surefeat.core.files import write_text
 from surefeat.core.geometry import box_iou
 from surefeat.data.coco import Annotation, Coco, CocoImage, make_category, write_annotations
@@ -78,7 +78,7 @@ def predict_boxes(
     known = ready_proposals(images, config, file=file, quiet=quiet)
     candidates: list[Candidate] = []
     sizes: dict[str, tuple[int, int]] = {}
-    for start in tqdm(range(0, len(images), _PHOTOS), desc="boxes", disable=quiet):
+    for start in progress.bar(range(0, len(images), _PHOTOS), desc="boxes", quiet=quiet):
         photos, bad = read_photos(images[start : start + _PHOTOS], known, config)
         skipped += bad
         for scored in score_photos(detector, photos, scales=config.select.scales):

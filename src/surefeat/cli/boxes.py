@@ -41,7 +41,10 @@ class LabelledPhotos:
 
 @dataclass(frozen=True)
 class BoxesFit:
-    """Learn a detector from photos with image labels: photos/chair/*.jpg, a CSV, a COCO json."""
+    """Learn to box objects from image labels: for crops to train on, right in about 4 of 10 photos.
+
+    Photos come as photos/chair/*.jpg, with a CSV or as COCO json; a hundred per label are few.
+    """
 
     source: Positional[Path]
     """Folder with one folder per category, or any source of images with --labels, or COCO json."""
@@ -138,7 +141,7 @@ class BoxesPropose:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Find the objects from image labels alone (WSDDN), for pretrain --crop."""
+    """Rough boxes of objects from image labels alone, to crop photos for pretrain --crop."""
 
     what: Annotated[
         Annotated[BoxesFit, subcommand("fit")]

@@ -77,7 +77,8 @@ class EvaluateFewShot:
         results = _written(paths, to_script=self.json)
         for score in (Score("pck", alpha=0.1, rule="bbox"), Score("pck area", rule="bbox")):
             if not self.json:
-                print(f"{score}, mean of classes\n\n{markdown(round_table(results, score))}")
+                table = markdown(round_table(results, score), aligned=True)
+                print(f"{score}, mean of classes\n\n{table}")
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class EvaluateMatching:
         results = _written(paths, to_script=self.json)
         if not self.json:
             print(f"PCK in percent, within 0.1 by the {results[0]['rule']} rule unless said\n")
-            print(markdown(transposed(main_table(results))))
+            print(markdown(transposed(main_table(results)), aligned=True))
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class EvaluateCompare:
             print(json.dumps([one.to_dict() for one in differences]))
         else:
             names = (results[0]["row"], results[1]["row"])
-            print(markdown(difference_table(differences, names)))
+            print(markdown(difference_table(differences, names), aligned=True))
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,8 @@ class EvaluateTables:
         page = str(write_results(self.folder, self.out))
         say({"page": page}, to_script=self.json, words=page)
 
+
+_PAIRS = "How many of your own labelled points are found in another photo, beside controls."
 
 # One class serves four subcommands, each with its benchmark filled in.
 _ON: dict[str, Any] = {
@@ -248,7 +251,7 @@ class Evaluate:
         | Annotated[EvaluateMatching, subcommand("pf-pascal", default=_ON["pf-pascal"])]
         | Annotated[EvaluateMatching, subcommand("pf-willow", default=_ON["pf-willow"])]
         | Annotated[EvaluateMatching, subcommand("spair", default=_ON["spair"])]
-        | Annotated[EvaluateMatching, subcommand("pairs", default=_ON["pairs"])]
+        | Annotated[EvaluateMatching, subcommand("pairs", default=_ON["pairs"], description=_PAIRS)]
         | Annotated[EvaluateFewShot, subcommand("pascal3d")]
         | Annotated[EvaluateCompare, subcommand("compare")]
         | Annotated[EvaluateTables, subcommand("tables")],

@@ -66,7 +66,7 @@ class KeypointsFit:
 
 @dataclass(frozen=True)
 class KeypointsPredict:
-    """Find the parts in other photos: writes keypoints.json (COCO) and a picture per photo."""
+    """Find the parts in other photos: writes keypoints.json (COCO), sheet.png, a picture each."""
 
     images: Positional[tuple[Path, ...]]
     """Photos and folders; or one COCO json, whose boxes and categories are used. Where it has
@@ -74,7 +74,7 @@ class KeypointsPredict:
     detector: Path
     """Folder that `surefeat keypoints fit` wrote."""
     out: Path = Path("keypoints")
-    """Folder for keypoints.json and the pictures."""
+    """Folder for keypoints.json, sheet.png (all photos at a glance) and a picture per photo."""
     folder: Path | None = None
     """Where the images of a json are: a folder or tar shards; by default beside it."""
     category: str | None = None
@@ -164,10 +164,12 @@ def _photos(given: Path) -> list[Path]:
 
 
 def _draw(labelled: KeypointSet, out: Path) -> None:
-    """One PNG per photo, named after it; equal names get a number."""
-    from surefeat.show.objects import keypoints
+    """One PNG per photo, named after it, and sheet.png, a look at them all; names stay apart."""
+    from surefeat.show.objects import keypoint_sheet, keypoints
 
-    taken: set[str] = set()
+    sheet = keypoint_sheet(labelled.objects, labelled.categories)
+    sheet.savefig(out / "sheet.png", dpi=150)
+    taken = {"sheet"}
     for name in dict.fromkeys(item.name for item in labelled.objects):
         objects = [item for item in labelled.objects if item.name == name]
         stem = Path(name).stem

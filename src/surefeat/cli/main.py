@@ -20,6 +20,7 @@ from surefeat import __version__
 from surefeat.cli.boxes import Boxes
 from surefeat.cli.data import Data, Export
 from surefeat.cli.evaluate import Evaluate
+from surefeat.cli.help import print_help
 from surefeat.cli.keypoints import Keypoints
 from surefeat.cli.output import Device, Json, Model, say, say_aside, say_not_drawn
 from surefeat.learn.config import Config, Preset, preset
@@ -192,8 +193,14 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("surefeat").setLevel(logging.INFO)  # other packages' notes are no use here
+
+    def parse() -> Any:
+        return tyro.cli(_commands(argv), args=argv, prog="surefeat", description=_ABOUT)
+
+    if {"-h", "--help"} & set(argv):
+        print_help(argv, parse)
     try:
-        command: Any = tyro.cli(_commands(argv), args=argv, prog="surefeat", description=_ABOUT)
+        command = parse()
         command.run()
     except KeyboardInterrupt as stop:
         say_aside(f"surefeat: {str(stop) or 'stopped'}")

@@ -27,6 +27,7 @@ from surefeat.match.points import Matches, match_points
 from surefeat.model.config import model_folder
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import Reliability
+from surefeat.show.match_page import is_unrelated
 from surefeat.show.style import ShownPhoto
 
 try:
@@ -43,7 +44,8 @@ MAX_FILE = "25mb"
 
 _STYLE = (
     ".gradio-container {width: 100%; max-width: 1240px !important; margin: 0 auto !important}"
-    "#drawn button {min-width: 76px} #said table {width: auto}"
+    "#drawn button {min-width: 76px} #said table {width: auto} #said {overflow-x: auto}"
+    "#said :is(td, th) {word-break: normal; overflow-wrap: normal; white-space: nowrap}"
     "#said :is(td, th) {border-color: var(--border-color-primary) !important; padding: 4px 12px}"
 )
 
@@ -258,6 +260,8 @@ def _say(
         f"The match: {sure}confidence {match.confidence.item():.2f}, matched back it lands "
         f"{trip:.1f} % of A's longer side away.\n"
     )
+    if is_unrelated(match):
+        lead = f"**These two photos seem to have nothing in common.** {lead}"
     return "\n".join([lead, *(f"| {' | '.join(row)} |" for row in table)])
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from surefeat.core import progress
 from surefeat.core.geometry import out_of_box
 from surefeat.keypoints.config import KeypointConfig
 
@@ -125,7 +125,7 @@ def fit(
     )
     losses = []
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
-        bar = tqdm(batches, total=steps, desc="learning", unit="step", disable=quiet)
+        bar = progress.bar(batches, total=steps, desc="learning", unit="step", quiet=quiet)
         for step, (features, targets, own) in enumerate(bar):
             with torch.autocast(device.type, torch.bfloat16, enabled=on_cuda):
                 logits = head(features.to(memory_format=torch.channels_last))

@@ -19,8 +19,8 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
+from surefeat.core import progress
 from surefeat.core.geometry import into_box, jittered_box, mirrored, normalise, out_of_box
 from surefeat.core.image import crop
 from surefeat.data.decode import free_host_memory
@@ -132,7 +132,7 @@ def cut_objects(
     with ThreadPoolExecutor(THREADS) as pool:
         try:
             done = pool.map(fill, photos.values())
-            for _ in tqdm(done, total=len(photos), desc="photos", unit="img", disable=quiet):
+            for _ in progress.bar(done, total=len(photos), desc="photos", unit="img", quiet=quiet):
                 pass
         except BaseException:  # the first bad file, or Ctrl-C, must not wait for all others
             pool.shutdown(cancel_futures=True)
@@ -184,7 +184,7 @@ class ObjectViews:
 
     def _keep(self, quiet: bool) -> tuple[int, int]:
         count, batch = len(self.numbers), BATCH.get(self.boxes.device.type, 16)
-        with tqdm(total=count, desc="describing views", unit="view", disable=quiet) as bar:
+        with progress.bar(total=count, desc="describing views", unit="view", quiet=quiet) as bar:
             for start in range(0, count, batch):
                 maps = self._describe(slice(start, start + batch))
                 room = room_for(count, maps) if start == 0 else self.kept

@@ -90,7 +90,7 @@ class TrainConfig:
     head_lr: float = 1e-3
     """Of the head [M]."""
     weight_decay: float = 5e-4
-    """[P]."""
+    """Share of the weights that a step takes off, times the rate [P]."""
     lr_warmup: int = 50
     """Steps of linear warm-up [C]."""
     decay: Literal["constant", "cosine"] = "constant"

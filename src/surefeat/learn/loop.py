@@ -24,8 +24,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from surefeat.core import progress
 from surefeat.core.files import choose_device
 from surefeat.data.decode import Part
 from surefeat.learn.runs import Checkpoint, Run, state_tensors
@@ -304,13 +304,15 @@ def progress_bar(
 ) -> Iterator[Report]:
     """A bar with these values of each line and, where a folder is given, TensorBoard's files."""
     with (
-        tqdm(total=steps, desc="training", unit="step", disable=quiet) as bar,
+        progress.bar(total=steps, desc="training", unit="step", quiet=quiet) as bar,
         _summary_writer(tensorboard) if tensorboard else nullcontext() as writer,
     ):
 
         def report(step: int, values: Values) -> None:
+            # Not refreshed here: in a log that would be a line each time.
+            said = " ".join(f"{name} {values[name]:.3g}" for name in shown)
+            bar.set_postfix_str(said, refresh=False)
             bar.update(step - bar.n)
-            bar.set_postfix_str(" ".join(f"{name} {values[name]:.3g}" for name in shown))
             if writer is not None:
                 for name, value in values.items():
                     writer.add_scalar(name, value, step)

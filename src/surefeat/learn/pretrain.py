@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from torch import nn
-from tqdm import tqdm
 
+from surefeat.core import progress
 from surefeat.core.files import write_json, write_text
 from surefeat.core.image import printable
 from surefeat.data.decode import (
@@ -197,7 +197,7 @@ def load_pictures(
     if memory == "stream":
         stream = StreamedBatches(learn, side=side, workers=workers, device=device)
         return Pictures(stream, held_out, tuple(item.name for item in learn))
-    with tqdm(total=len(learn), desc="reading images", unit="img", disable=quiet) as bar:
+    with progress.bar(total=len(learn), desc="reading images", unit="img", quiet=quiet) as bar:
         canvas = decode_all(
             learn, side=side, workers=workers, progress=lambda done: bar.update(done - bar.n)
         )

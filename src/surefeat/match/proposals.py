@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from surefeat.core import progress
 from surefeat.core.files import check_settings, to_dict
 from surefeat.core.geometry import Frame
 from surefeat.core.image import ImageError, decode, decoded, read_bytes
@@ -174,7 +174,7 @@ def make_proposals(
             return "", None
 
     added = 0
-    bar = tqdm(total=len(items), desc="proposals", unit="img", disable=quiet, leave=False)
+    bar = progress.bar(total=len(items), desc="proposals", unit="img", quiet=quiet, leave=False)
     with ThreadPoolExecutor(workers) as pool, bar:
         # In short lists, so that an interruption need not wait for all that is queued.
         for start in range(0, len(items), _SAVE_EVERY):

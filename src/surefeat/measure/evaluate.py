@@ -16,8 +16,8 @@ from typing import Any, TypedDict, Unpack
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
+from surefeat.core import progress
 from surefeat.core.files import add_lines, choose_device, file_stem, read_lines
 from surefeat.core.geometry import cell_centres
 from surefeat.core.ranking import auroc
@@ -67,7 +67,7 @@ def evaluate_row(
     store = FeatureStore(row, material.pictures, material.protocol, device=device, limit=limit)
     start, before = time.perf_counter(), len(records)
     count = CHUNK.get(device.type, 32)
-    with tqdm(total=len(cases), desc=row.name, disable=quiet, unit="pair") as bar:
+    with progress.bar(total=len(cases), desc=row.name, quiet=quiet, unit="pair") as bar:
         # Always the same chunks, whatever was done before.
         for chunk in (cases[first : first + count] for first in range(0, len(cases), count)):
             if not all((case.number, case.variant) in records for case in chunk):

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from surefeat.core import progress
 from surefeat.core.files import add_lines, choose_device, file_stem, read_lines
 from surefeat.core.geometry import into_box, out_of_box
 from surefeat.data.keypoints import KeypointSet, Labelled, load_pascal3d
@@ -199,7 +199,7 @@ def measure_row(
     rounds = Rounds(row, data, protocol, head)
     missing = [seed for seed in protocol.seeds if seed not in done]
     total = len(missing) * len(protocol.rounds)
-    with tqdm(total=total, desc=row.name, unit="round", disable=quiet) as bar:
+    with progress.bar(total=total, desc=row.name, unit="round", quiet=quiet) as bar:
         for seed in missing:
             done[seed] = rounds.run(seed, bar)
             add_lines(cache, [done[seed]])

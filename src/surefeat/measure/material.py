@@ -16,8 +16,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from surefeat.core import progress
 from surefeat.core.geometry import Frame, box_area, box_intersection, clip_boxes, fit_thin_plate
 from surefeat.core.image import decoded, read_bytes, resize
 from surefeat.data.benchmarks import Benchmark, shifted, shifted_boxes, shifted_image
@@ -150,7 +150,7 @@ def prepare_material(
         images = (path for pair in benchmark.pairs for path in (pair.image0, pair.image1))
         boxes = proposals_of(images, protocol.proposals, file=proposals, quiet=quiet)
     cases = []
-    bar = tqdm(benchmark.pairs, desc="ground truth", disable=quiet, leave=False)
+    bar = progress.bar(benchmark.pairs, desc="ground truth", quiet=quiet, leave=False)
     for number, pair in enumerate(bar):
         cases.append(_case(number, "plain", pair, boxes, protocol))
     for number, pair in enumerate(benchmark.pairs if protocol.shifted_measures else ()):
@@ -160,7 +160,7 @@ def prepare_material(
     keys = list(dict.fromkeys(key for case in cases for key in case.keys))
     with ThreadPoolExecutor(8) as pool:
         read = pool.map(lambda key: _picture(key, protocol), keys)
-        bar = tqdm(read, desc="pictures", total=len(keys), disable=quiet, leave=False)
+        bar = progress.bar(read, desc="pictures", total=len(keys), quiet=quiet, leave=False)
         pictures = dict(zip(keys, bar, strict=True))
     return Material(benchmark, protocol, tuple(cases), pictures)
 

@@ -42,10 +42,15 @@ def published(row: str, benchmark: str, score: Score) -> float | None:
     return PUBLISHED.get((row, benchmark, score))
 
 
-def markdown(table: Table) -> str:
-    """A table as markdown; pipes in names are escaped."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
-    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]]) + "\n"
+def markdown(table: Table, *, aligned: bool = False) -> str:
+    """A table as markdown; pipes in names are escaped. aligned: for a terminal."""
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in table]
+    widths = [max(map(len, column)) if aligned else 0 for column in zip(*cells, strict=True)]
+    lines = [
+        "| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells
+    ]  # fmt: skip
+    rule = "|".join("-" * (width + 2 if aligned else 3) for width in widths)
+    return "\n".join([lines[0], f"|{rule}|", *lines[1:]]) + "\n"
 
 
 def transposed(table: Table) -> Table:
@@ -93,9 +98,9 @@ def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """The matching results in a folder, by their file names."""
+    """The matching results in a folder and those below it, by their file names."""
     results = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.rglob("*.json")):
         try:
             result = read_result(path)
         except ValueError:

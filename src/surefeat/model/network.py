@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from surefeat.core import progress
 from surefeat.core.files import (
     choose_device,
     file_hash,
@@ -316,7 +316,9 @@ def extract_to_folder(
     states = {path: _state(path) for path in readable}
     todo = [path for path, target in readable.items() if saved_for(target) != states[path]]
     written = 0
-    with tqdm(total=len(todo), desc="extracting", unit="img", disable=quiet or rank > 0) as bar:
+    with progress.bar(
+        total=len(todo), desc="extracting", unit="img", quiet=quiet or rank > 0
+    ) as bar:
         for start in range(0, len(todo), batch):
             part = todo[start : start + batch]
             for path, features in _extract_readable(model, part, skipped, longest_side=side):

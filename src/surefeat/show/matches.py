@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from io import BytesIO
 from math import dist
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefeat import __version__
 from surefeat.core.files import as_json, write_bytes, write_text
-from surefeat.core.geometry import Frame, box_iou
+from surefeat.core.geometry import Frame, box_iou, cell_centres
 from surefeat.core.image import ImageLike, load
 from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import DenseMatches, match_dense, match_dense_by_regions, warp_image
@@ -20,17 +22,16 @@ from surefeat.match.points import Matches, match_points
 from surefeat.match.proposals import propose
 from surefeat.match.regions import RegionMatches, match_regions
 from surefeat.match.search import Voting
-from surefeat.model.config import REGION_WEIGHTS
+from surefeat.model.config import REGION_WEIGHTS, SHIPPED, model_folder, read_settings
 from surefeat.model.features import extract_scales
 from surefeat.model.network import DenseFeatures
-from surefeat.show import style
+from surefeat.show import match_page, style
 from surefeat.show.features import confidence_map
 from surefeat.show.report import Section, write_page
 
 try:
-    from matplotlib import colormaps, rc_context
+    from matplotlib import rc_context
     from matplotlib.axes import Axes
-    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import ConnectionPatch
@@ -39,10 +40,21 @@ except ImportError as error:
 
 _WRONG, _RIGHT = style.PALETTE[1:3]
 
+_FOOT = "Written by surefeat; matches.json beside this page has the matches, in original pixels."
+
 _REGIONS = (
     "The best of the proposed regions, and every pixel moved with its region and smoothed along "
     "the photo's edges: the paper's route, without agreement between neighbours."
 )
+
+
+# How far, in shares of the longer side, a pixel may land from itself after matching there and back.
+_RETURNS = 0.05
+
+# Grey of the pixels that are not shown.
+_BLANK = 228
+
+_SURE = f"that return, matched there and back, within {_RETURNS:.0%} of its longer side"
 
 
 def _side_by_side(
@@ -61,12 +73,6 @@ def _side_by_side(
     return figure, axes
 
 
-def _span(values: Tensor) -> Normalize:
-    """From the lowest to the highest value, never empty."""
-    low, high = float(values.min()), float(values.max())
-    return Normalize(low, max(high, low + 1e-6))
-
-
 @rc_context(style.STYLE)
 def match_lines(
     image0: ImageLike,
@@ -76,35 +82,36 @@ def match_lines(
     right: Tensor | None = None,
     label: str = "Matched points.",
 ) -> Figure:
-    """Lines from points of image 0 to their matches; coloured by probability, or else by score.
+    """Lines from points of image 0 to their matches, told apart by colour, the best on top.
 
-    right: (N,) bool, where the truth is known: green and orange lines instead.
+    Matches that are more likely wrong than right are thin and dark, and so are all of photos that
+    seem to have nothing in common. right: (N,) bool, where the truth is known: green and orange.
     """
-    figure, (axis0, axis1) = _side_by_side(
-        image0, image1, label, beside=0.8 if right is None else 0.0
-    )
+    figure, (axis0, axis1) = _side_by_side(image0, image1, label, beside=0.0)
     if not len(matches):
         figure.suptitle("no matches")
         return figure
-    values, norm = matches.score, _span(matches.score)
-    if matches.probability is not None:
-        values, norm = matches.probability, Normalize(0, 1)
-    colours: list[Any] = [colormaps[style.MAP](norm(float(value))) for value in values]
-    if right is not None:
-        colours = [_RIGHT if bool(ok) else _WRONG for ok in right]
+    unrelated = right is None and match_page.is_unrelated(matches)
+    if unrelated:
+        figure.suptitle("these two photos seem to have nothing in common", fontsize=10)
+    order, _ = match_page.ranked(matches)
     points0, points1 = matches.points0.cpu().tolist(), matches.points1.cpu().tolist()
-    for start, end, colour in zip(points0, points1, colours, strict=True):
+    for rank, place in reversed(list(enumerate(order))):
+        chance = 1.0 if matches.probability is None else float(matches.probability[place])
+        doubtful = right is None and (unrelated or chance < match_page.DOUBTFUL)
+        colour = style.INK if doubtful else match_page.line_colour(rank)
+        if right is not None:
+            colour = _RIGHT if bool(right[place]) else _WRONG
+        look: dict[str, Any] = {"color": colour, "zorder": 3 - rank / len(order)}
         line = ConnectionPatch(
-            start, end, "data", "data", axesA=axis0, axesB=axis1, color=colour, linewidth=1.1,
-            alpha=0.85,
+            points0[place], points1[place], "data", "data", axesA=axis0, axesB=axis1,
+            linewidth=0.5 if doubtful else 1.3, alpha=0.5 if doubtful else 0.9, **look,
         )  # fmt: skip
         figure.add_artist(line)
-    for axis, places in ((axis0, points0), (axis1, points1)):
-        xs, ys = zip(*places, strict=True)
-        axis.scatter(xs, ys, c=colours, s=22, edgecolors="white", linewidths=0.8, zorder=3)
-    if right is None:
-        what = "score" if matches.probability is None else "probability of being right"
-        style.colour_bar(figure, [axis0, axis1], norm, style.MAP, what)
+        for axis, point in ((axis0, points0[place]), (axis1, points1[place])):
+            size = 8 if doubtful else 24
+            x, y = point
+            axis.scatter(x, y, s=size, edgecolors="white", linewidths=0.7, **look)
     return figure
 
 
@@ -188,16 +195,24 @@ def _free_corners(
 
 
 @rc_context(style.STYLE)
-def warped(image0: ImageLike, image1: ImageLike, back: DenseMatches) -> Figure:
-    """Photo A warped onto photo B, beside both; `back` = match_dense(features1, features0)."""
+def warped(
+    image0: ImageLike, image1: ImageLike, back: DenseMatches, *, sure: Tensor | None = None
+) -> Figure:
+    """Photo A warped onto photo B, beside both; `back` = match_dense(features1, features0).
+
+    sure: (H1, W1) bool, the pixels of B that are shown; by default all.
+    """
     first, second = load(image0).cpu(), load(image1).cpu()
     moved = warp_image(first, back.points1.cpu())
     half = (second.float() * 0.5 + moved.float() * 0.5).to(second.dtype)
+    label = "Photo B; the pixels of photo A moved to where B has their match; and both blended."
+    if sure is not None:
+        blank = torch.full_like(second, _BLANK)
+        moved = torch.where(sure.cpu(), moved, blank)
+        half = torch.where(sure.cpu(), half, (second.float() * 0.3 + 0.7 * blank).byte())
+        label += f" Only the {sure.float().mean():.0%} of B {_SURE}; the rest is blank."
     height, width = second.shape[1:]
-    figure = style.new_figure(
-        style.WIDTH / 3 * height / width + 0.4,
-        "Photo B; the pixels of photo A moved to where B has their match; and both blended.",
-    )
+    figure = style.new_figure(style.WIDTH / 3 * height / width + 0.4, label)
     axes, frame = figure.subplots(1, 3), Frame((height, width), (height, width))
     titles = {"B": second, "A warped onto B": moved, "both": half}
     for axis, (name, pixels) in zip(axes, titles.items(), strict=True):
@@ -234,29 +249,74 @@ def match_photos(
         features0, features1, points, count=count, voting=voting, mutual=mutual and points is None
     )
     seen0, seen1 = style.shown_photo(photos[0], features0), style.shown_photo(photos[1], features1)
-    back = match_dense(seen1.features, seen0.features, voting=voting)
-    text = f"{len(matches)} matches in original pixels; matches.json beside this page has them."
-    lines = match_lines(*photos, matches)
+    named = [replace(features0, name="A"), replace(features1, name="B")]
     sections = [
-        Section("Points", text, figures=(lines,)),
-        Section("Every pixel", figures=(warped(seen0.pixels, seen1.pixels, back),)),
-        Section("Confidence", figures=(confidence_map([features0, features1], photos),)),
+        _every_pixel(seen0, seen1, matches, voting=voting),
+        Section("Confidence", figures=(confidence_map(named, photos),)),
     ]
     values = {"image0": image0.name, "image1": image1.name, **matches.to_dict()}
     if regions:
         boxes = [propose(photo, ProposalConfig(count=regions)) for photo in photos]
         best = match_regions(features0, features1, *boxes, lower_weight=REGION_WEIGHTS[1])
         figures = (region_matches(*photos, best), _through_regions(seen0, seen1, *boxes))
-        sections.insert(1, Section("Regions", _REGIONS, figures=figures))
+        sections.insert(0, Section("Regions", _REGIONS, figures=figures))
         parts = ("boxes0", "boxes1", "score")
         values["regions"] = {part: getattr(best, part).tolist() for part in parts}
-    drawn = BytesIO()
-    lines.savefig(drawn, format="png", dpi=150)
+    sections.append(_settings(network, model, matches, sides=sides, voting=voting, mutual=mutual))
+    drawn, names = BytesIO(), (image0.name, image1.name)
+    match_lines(*photos, matches).savefig(drawn, format="png", dpi=150)
     # The page draws its figures first, so that what fails there leaves nothing behind.
-    page = write_page(out / "index.html", f"{image0.name} and {image1.name}", sections)
+    page = write_page(
+        out / "index.html", " and ".join(names), sections, foot=_FOOT,
+        viewer=match_page.viewer(photos, names, matches, all_shown=points is not None),
+    )  # fmt: skip
     write_bytes(out / "matches.png", drawn.getvalue())
     write_text(out / "matches.json", as_json(values) + "\n")
     return matches, page
+
+
+def _every_pixel(
+    seen0: style.ShownPhoto, seen1: style.ShownPhoto, matches: Matches, *, voting: bool | Voting
+) -> Section:
+    """Photo A moved onto B, where every pixel's match can be relied on."""
+    if match_page.is_unrelated(matches):
+        return Section("Every pixel", "Not drawn: the photos seem to have nothing in common.")
+    back = match_dense(seen1.features, seen0.features, voting=voting)
+    there = match_dense(seen0.features, seen1.features, voting=voting)
+    height, width = back.points1.shape[:2]
+    places = cell_centres(size=(height, width), stride=1.0).reshape(height, width, 2)
+    returned = warp_image(there.points1.permute(2, 0, 1), back.points1).permute(1, 2, 0)
+    apart = (returned.cpu() - places).norm(dim=-1)
+    sure = apart <= _RETURNS * max(height, width)
+    return Section("Every pixel", figures=(warped(seen0.pixels, seen1.pixels, back, sure=sure),))
+
+
+def _settings(
+    network: DenseFeatures,
+    model: str | None,
+    matches: Matches,
+    *,
+    sides: Sequence[int],
+    voting: bool | Voting,
+    mutual: bool,
+) -> Section:
+    """With what the page was made, so that it can be made again."""
+    name = (
+        f"{model or SHIPPED[0]}{'' if model not in (None, *SHIPPED) else ', ships with surefeat'}"
+    )
+    votes = "neighbours vote for one of 18 poses" if voting else "nearest neighbour, no votes"
+    (h0, w0), (h1, w1) = matches.size0, matches.size1
+    rows = [
+        ("Model", name),
+        ("Weights (sha256)", read_settings(model_folder(model))[2][:16]),
+        ("Network", f"{network.config.trunk}, matched with {network.config.lower}"),
+        ("Longest side it saw", " and ".join(f"{side} px" for side in sides)),
+        ("Matching", votes),
+        ("Chosen points that do not lead back", "left out" if mutual else "kept"),
+        ("Photo A, photo B", f"{w0} x {h0}, {w1} x {h1} px"),
+        ("surefeat", __version__),
+    ]
+    return Section("Model and settings", table=[("What", "Value"), *rows])
 
 
 def _through_regions(

@@ -1,9 +1,11 @@
-"""Figures of objects: a photo's keypoints, and a contact sheet of boxes with their scores."""
+"""Figures of objects: a photo's keypoints, and contact sheets of keypoints and of boxes."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 
 from surefeat.boxes.select import Candidate, Selection
 from surefeat.core.image import ImageLike
@@ -23,8 +25,11 @@ except ImportError as error:
 # Inches that the names take beside the photo, and that the tallest photo has.
 _NAMES, _TALLEST = 2.2, 5.5
 
-# Discs, points across: of a single object, and of several, which are smaller.
-_LARGE, _SMALL = 13.0, 9.0
+# Discs, points across: of a single object, of several, and of many on a sheet.
+_LARGE, _SMALL, _TINY = 13.0, 9.0, 7.5
+
+# Letters in a line above a contact sheet, and in the note under a tile.
+_LETTERS, _NOTE = 150, 30
 
 # Tiles in a row of a contact sheet, and the colours of its boxes.
 _COLUMNS = 6
@@ -86,6 +91,60 @@ def _name(objects: Sequence[Labelled], k: int, name: str) -> str:
     if len(objects) != 1 or objects[0].scores is None:
         return f"{k + 1}  {name}"
     return f"{k + 1}  {name}  {float(objects[0].scores[k]):.2f}"
+
+
+@rc_context(style.STYLE)
+def keypoint_sheet(
+    objects: Sequence[Labelled], categories: Sequence[Category], *, count: int = 36
+) -> Figure:
+    """At most `count` objects cut out of their photos, those a detector is least sure of first.
+
+    Under each stands the part it is least sure of, or those that it does not see.
+    """
+    shown = sorted(objects, key=_least_score)[:count]
+    rows = math.ceil(len(shown) / _COLUMNS)
+    names = dict.fromkeys(f"{k + 1} {part}" for kind in sorted({item.category for item in shown})
+                          for k, part in enumerate(categories[kind].keypoints))  # fmt: skip
+    label = f"{len(shown)} of {len(objects)} objects, the least sure first.  {'   '.join(names)}"
+    lines = textwrap.wrap(label, _LETTERS)
+    figure = style.new_figure(1.95 * rows + 0.2 + 0.16 * len(lines), label)
+    figure.suptitle("\n".join(lines), x=0.005, ha="left", fontsize=9)
+    grid = figure.subplots(rows, _COLUMNS, squeeze=False)
+    style.hide_frames(grid.flat)
+    for axes, item in zip(grid.flat, shown, strict=False):
+        style.show(axes, *style.picture(item.read()))
+        _mark_object(axes, item, _TINY)
+        _cut_out(axes, item)
+        style.small_title(axes, PurePath(item.name).name)
+        note = _doubt(item, categories[item.category].keypoints)
+        axes.text(0.5, -0.03, note, transform=axes.transAxes, ha="center", va="top", fontsize=7,
+                  color=style.GREY, parse_math=False)  # fmt: skip
+    return figure
+
+
+def _least_score(item: Labelled) -> float:
+    return 0.0 if item.scores is None else float(item.scores.min())
+
+
+def _doubt(item: Labelled, names: Sequence[str]) -> str:
+    absent = [name for name, seen in zip(names, item.visible.tolist(), strict=True) if not seen]
+    if absent:
+        said = f"not seen: {', '.join(absent)}"
+        return said if len(said) <= _NOTE else f"{len(absent)} of {len(names)} not seen"
+    if item.scores is None:
+        return ""
+    least = int(item.scores.argmin())
+    return f"{least + 1} {names[least]} {float(item.scores[least]):.2f}"
+
+
+def _cut_out(axes: Axes, item: Labelled) -> None:
+    """Only the object is seen, with a tenth of its size around it, and no mark beyond."""
+    x1, y1, x2, y2 = item.box.tolist()
+    margin, (height, width) = 0.1 * max(x2 - x1, y2 - y1), item.size
+    axes.set_xlim(max(-0.5, x1 - margin), min(width - 0.5, x2 + margin))
+    axes.set_ylim(min(height - 0.5, y2 + margin), max(-0.5, y1 - margin))
+    for artist in (*axes.texts, *axes.collections):
+        artist.set_clip_on(True)
 
 
 def _ink(colour: str) -> str:

@@ -1,6 +1,7 @@
 """Self-contained HTML pages, and RUN/report.html: what a run learned, and how it looks.
 
-A page has no script, asks no network, holds its pictures and escapes all text.
+A page has no script (a page of matches has its own, match_page.py), asks no network, holds its
+pictures and escapes all text.
 """
 
 from __future__ import annotations
@@ -97,17 +98,28 @@ class Section:
     table: Sequence[Sequence[object]] | None = None
     """Rows, the first of them the heading."""
     numbers: tuple[Number, ...] = ()
+    folded: bool = False
+    """Only its title is seen until it is opened, in the part of the page that it follows."""
 
 
 def write_page(
-    path: str | Path, title: str, sections: Sequence[Section], *, lead: str = "", foot: str = ""
+    path: str | Path,
+    title: str,
+    sections: Sequence[Section],
+    *,
+    lead: str = "",
+    foot: str = "",
+    viewer: object = None,
 ) -> Path:
-    """Write one HTML file that needs nothing else: `lead` under the title, `foot` at the end."""
+    """Write one HTML file that needs nothing else: `lead` under the title, `foot` at the end.
+
+    viewer: what match.html.j2 shows above the sections; without it the page is report.html.j2.
+    """
     pages = Environment(loader=PackageLoader("surefeat.show"), autoescape=True, trim_blocks=True,
                         lstrip_blocks=True)  # fmt: skip
     pages.filters["inline"] = _inline
-    page = pages.get_template("report.html.j2")
-    html = page.render(title=title, sections=sections, lead=lead, foot=foot)
+    page = pages.get_template("report.html.j2" if viewer is None else "match.html.j2")
+    html = page.render(title=title, sections=sections, lead=lead, foot=foot, viewer=viewer)
     # A name that is no valid Unicode on disk must not keep the page from being written.
     write_text(Path(path), html.encode("utf-8", "replace").decode())
     return Path(path)

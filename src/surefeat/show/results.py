@@ -132,13 +132,14 @@ def write_results(folder: Path, out: Path) -> Path:
         stem = file_stem(benchmark, split)  # a result file may come from anywhere
         for name, figure in zip(("pck", "regions"), figures, strict=False):
             figure.savefig(out / f"{stem}-{name}.png", dpi=150)
-        sections.append(
-            Section(title, _MAIN, figures=tuple(figures), table=tables.route_table(results))
-        )
-        text.append(f"## {title}\n\n{tables.markdown(tables.route_table(results))}")
-        for name, table in _details(results).items():
+        # Figures have the best row on top, and so have tables.
+        best_first = results[::-1]
+        table = tables.route_table(best_first)
+        sections.append(Section(title, _MAIN, figures=tuple(figures), table=table))
+        text.append(f"## {title}\n\n{tables.markdown(table)}")
+        for name, table in _details(best_first).items():
             note = _CONTROLS if name == _CONTROL_TITLE else ""
-            sections.append(Section(f"{title}: {name}", note, table=table))
+            sections.append(Section(f"{title}: {name}", note, table=table, folded=True))
             text.append(f"### {name}\n\n{tables.markdown(table)}")
     write_text(out / "results.md", "\n\n".join(text))
     return write_page(out / "index.html", "Semantic matching", sections, lead=_LEAD)

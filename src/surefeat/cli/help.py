@@ -1,0 +1,170 @@
+"""`--help` as a page to read: what people need first, the rest under "advanced", plain words.
+
+tyro knows every option, its type, default and sentence, and prints them in boxes; this file reads
+those boxes and sets them anew.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+
+FIRST = {
+    "pretrain": ("--out", "--preset", "--init", "--steps", "--resume"),
+    "extract": ("--out", "--model", "--side", "--json"),
+    "match": ("--out", "--points", "--count", "--model", "--json"),
+    "boxes fit": ("--out", "--labels", "--init", "--resume"),
+    "boxes predict": ("--model", "--out", "--labels", "--sheet"),
+    "boxes propose": ("--file", "--labels", "--workers"),
+    "keypoints fit": ("--out", "--images", "--categories", "--model"),
+    "keypoints predict": ("--detector", "--out", "--category", "--threshold", "--model"),
+    "evaluate self": ("--model", "--count", "--json"),
+    "evaluate pf-pascal": ("--rows", "--model", "--measures", "--out", "--pairs"),
+    "evaluate pf-willow": ("--rows", "--model", "--measures", "--out", "--pairs"),
+    "evaluate spair": ("--rows", "--model", "--measures", "--out", "--pairs"),
+    "evaluate pairs": ("--rows", "--model", "--measures", "--out", "--images"),
+    "evaluate pascal3d": ("--rows", "--model", "--out", "--images", "--classes"),
+}
+"""Of every command with many options, those that are needed first."""
+
+# Where a setting comes from, for who reads the code: the paper, measured, chosen.
+_SOURCES = re.compile(r",? ?\[[PCM][^\]]*\]")
+
+_WORDS = {"INT": "N", "FLOAT": "X", "STR": "NAME"}
+
+_WIDEST, _INDENT = 100, 24
+
+
+@dataclass
+class _Group:
+    """A box of tyro's: its title, what it says of itself, and its entries."""
+
+    title: str
+    about: str = ""
+    entries: list[tuple[str, str]] = field(default_factory=list)
+    """What is typed, and what it means."""
+
+
+def print_help(argv: Sequence[str], parse: Callable[[], object]) -> None:
+    """Print what `parse` prints when it meets --help, set anew, and end as it does."""
+    # Boxes are drawn where the encoding has them.
+    text, width = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"  # a width at which the boxes stand below each other
+    try:
+        with redirect_stdout(text):
+            parse()
+    except SystemExit as end:
+        code = end.code
+    finally:
+        del os.environ["COLUMNS"]
+        if width is not None:
+            os.environ["COLUMNS"] = width
+    text.seek(0)
+    command = " ".join(word for word in argv[:2] if not word.startswith("-"))
+    columns = min(_WIDEST, shutil.get_terminal_size().columns)
+    try:
+        print(rewritten(text.read(), command, columns=columns), flush=True)
+    except BrokenPipeError:  # somebody had read enough: `surefeat pretrain --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def rewritten(text: str, command: str, *, columns: int) -> str:
+    """tyro's page of a command, set anew; as it is where it has no boxes."""
+    lines = text.splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith("╭")), None)
+    if first is None:
+        return text
+    head = "\n".join(_plain(line) if line.startswith("usage:") else line for line in lines[:first])
+    groups = _ordered([_cleaned(group) for group in _groups(lines[first:])], command)
+    blocks = [textwrap.fill(part, columns) for part in head.strip().split("\n\n")]
+    blocks += [_set(group, columns) for group in groups if group.entries]
+    return "\n\n".join(blocks)
+
+
+def _groups(lines: Sequence[str]) -> list[_Group]:
+    """The boxes; an entry begins at a box's edge, what belongs to it is indented."""
+    groups: list[_Group] = []
+    for line in lines:
+        if line.startswith("╭"):
+            groups.append(_Group(line.strip("╭╮─ ")))
+        elif line.startswith("│") and line.strip("│─ ") != "":
+            _read_line(groups[-1], line.strip("│").rstrip()[1:])
+    return groups
+
+
+def _read_line(group: _Group, line: str) -> None:
+    listed = group.title == "subcommands"
+    starts = line.strip().startswith("•") if listed else not line.startswith(" ")
+    if listed and line.strip() == "(required)":
+        return
+    if starts and (listed or line.startswith("-") or group.title == "positional arguments"):
+        typed, _, meaning = line.strip("• ").partition("  ")
+        group.entries.append((typed, meaning.strip()))
+    elif group.entries:
+        typed, meaning = group.entries[-1]
+        group.entries[-1] = (typed, f"{meaning} {line.strip()}".strip())
+    else:
+        group.about = f"{group.about} {line.strip()}".strip()
+
+
+def _cleaned(group: _Group) -> _Group:
+    entries = [_entry(typed, meaning) for typed, meaning in group.entries]
+    return _Group(group.title, _SOURCES.sub("", group.about), entries)
+
+
+def _entry(typed: str, meaning: str) -> tuple[str, str]:
+    """A switch that is off is named by what switches it on; what is None by default is not said."""
+    meaning = _SOURCES.sub("", meaning)
+    if ", --" in typed and "(default: False)" in meaning:
+        typed = typed.split(", --")[0]
+    meaning = re.sub(r" ?\(default: (None|False|)\)", "", meaning)
+    return _plain(typed), meaning.replace("(default: True)", "(default: on)")
+
+
+def _plain(typed: str) -> str:
+    """{None}|{[FLOAT FLOAT [FLOAT FLOAT ...]]} -> X X ..."""
+    typed = typed.replace("{None}|", "")
+    typed = re.sub(r"\{?\[([^\[\]]+) \[(?:\1 )?\.\.\.\]\]\}?", r"\1 ...", typed)
+    return re.sub(r"\b(INT|FLOAT|STR)\b", lambda word: _WORDS[word[0]], typed)
+
+
+def _ordered(groups: list[_Group], command: str) -> list[_Group]:
+    """What is needed first first; all other options are advanced."""
+    if not command:
+        for group in groups:
+            if group.title == "options":
+                group.entries.append(("--version", "say which version this is and exit"))
+    names = FIRST.get(command)
+    if names is None:
+        return groups
+    ahead = [group for group in groups if group.title == "positional arguments"]
+    rest = [group for group in groups if group.title != "positional arguments"]
+    every = {entry[0].split()[0].rstrip(","): entry for group in rest for entry in group.entries}
+    needed = [every[name] for name in (*names, "-h") if name in every]
+    for group in rest:
+        group.entries = [entry for entry in group.entries if entry not in needed]
+        group.title = "advanced" if group.title == "options" else f"advanced, {group.title}"
+    return [*ahead, _Group("options", entries=needed), *rest]
+
+
+def _set(group: _Group, columns: int) -> str:
+    about = [textwrap.fill(group.about, columns)] if group.about else []
+    lines = [f"{group.title.removesuffix(' options')}:", *about]
+    for typed, meaning in group.entries:
+        indent = " " * _INDENT
+        start = f"  {typed}".ljust(_INDENT)
+        if not start.endswith("  "):
+            lines.append(start)
+            start = indent
+        lines.append(
+            textwrap.fill(meaning, columns, initial_indent=start, subsequent_indent=indent)
+        )
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,85 @@
+"""Help of every command: few options first, all of them somewhere, in words a user knows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from commands import all_commands
+from surefeat.cli.help import FIRST, rewritten
+from surefeat.cli.main import main
+
+COMMANDS = list(all_commands())
+
+
+def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        main([*command.split(), "--help"])
+    assert not end.value.code
+    return capsys.readouterr().out
+
+
+def options(text: str) -> dict[str, list[str]]:
+    """The options that each heading lists."""
+    by_heading: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if re.match(r"\w.*:$", line):
+            by_heading[line.rstrip(":")] = []
+        elif by_heading and (named := re.match(r"  (-[\w.-]+)", line)):
+            list(by_heading.values())[-1].append(named[1])
+    return by_heading
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_few_options_come_first_in_plain_words(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = help_of(command, capsys)
+    assert text.startswith(f"usage: surefeat {command}")
+    first = options(text)["options"]
+    assert len(first) <= 6  # five, and --help
+    assert not re.search(r"\[[PCM]\b", text)
+    assert "None" not in text
+    assert not re.search(r"\b(STR|INT|FLOAT)\b", text)
+    assert "{[" not in text
+    assert max(map(len, text.splitlines())) <= 100
+    lines = text.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("  -"):  # it says what it is for, here or below
+            assert re.search(r"\S  +\S", line) or following.startswith(" " * 24)
+
+
+@pytest.mark.parametrize("command", FIRST)
+def test_what_comes_first_exists_and_nothing_is_lost(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_heading = options(help_of(command, capsys))
+    assert by_heading["options"] == [*FIRST[command], "-h"]
+    listed = [name for names in by_heading.values() for name in names]
+    assert len(listed) == len(set(listed))
+    assert "--json" in listed
+
+
+def test_pretrain_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    by_heading = options(help_of("pretrain", capsys))
+    assert by_heading["advanced, train"][:2] == ["--train.steps", "--train.batch"]
+    groups = ["model", "warp", "colour", "loss", "train", "data"]
+    assert list(by_heading)[-6:] == [f"advanced, {name}" for name in groups]
+
+
+def test_the_version_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert options(help_of("", capsys))["options"] == ["-h", "--version"]
+
+
+def test_a_page_without_boxes_is_left_as_it_is() -> None:
+    assert rewritten("usage: x\n\n options\n", "match", columns=80) == "usage: x\n\n options\n"
+
+
+def test_reading_only_the_start_of_a_page_is_no_error() -> None:
+    command = f"{sys.executable} -m surefeat pretrain --help | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage:")
+    assert done.stderr == ""
