@@ -26,7 +26,12 @@ from surefeat.core.files import (
 )
 from surefeat.core.geometry import box_iou
 from surefeat.model.trunks import Trunk, Vgg16, build_trunk
-from surefeat.model.weights import load_initial, read_weights, stride_in_1x1_of
+from surefeat.model.weights import (
+    load_initial,
+    model_to_start_from,
+    read_weights,
+    stride_in_1x1_of,
+)
 
 
 def class_region_scores(
@@ -122,12 +127,13 @@ class Detector(nn.Module):
         cls, config: DetectorConfig, categories: tuple[str, ...], *, init: str | Path = "imagenet"
     ) -> Detector:
         """A detector ready for training; hidden layers too where the weights have fitting ones."""
-        if config.trunk == "resnet50" and str(init) not in ("imagenet", "none"):
-            said = stride_in_1x1_of(Path(init))
+        if config.trunk == "resnet50":
+            said = stride_in_1x1_of(init)
             config = config if said is None else replace(config, stride_in_1x1=said)
         detector = cls(config, categories)
         load_initial(detector.trunk, init, name=config.trunk)
-        if config.trunk == "vgg16" and str(init) != "none":
+        plain = model_to_start_from(init, config.trunk) is None and str(init) != "none"
+        if config.trunk == "vgg16" and plain:
             detector.hidden_given = detector.load_hidden(_vgg16_state(init))
         return detector
 

@@ -55,7 +55,7 @@ def fit_boxes(
     *,
     out: str | Path,
     config: BoxesConfig | None = None,
-    init: str | Path = "imagenet",
+    init: str | Path | None = None,
     proposals: str | Path | None = None,
     resume: bool = False,
     device: str | torch.device | None = None,
@@ -63,7 +63,8 @@ def fit_boxes(
 ) -> Fitted:
     """Learn a detector from image labels alone; boxes in `labels` are not looked at.
 
-    out: the run folder. init: `imagenet` (downloaded), a file, or `none`. proposals: their file,
+    out: the run folder. init: as of `DenseFeatures.create`; None is `imagenet`, and `shipped` where
+    it cannot be downloaded. proposals: their file,
     made or added to where it lacks images; by default in the run folder. resume: continue the run
     in `out` exactly, with its own settings. An image without label is left out, and listed.
     """
@@ -86,14 +87,21 @@ def fit_boxes(
     return Fitted(detector, run.folder, len(photos), steps, skipped)
 
 
-def _create(run: Run, categories: tuple[str, ...], *, init: str | Path) -> Detector:
+def _create(run: Run, categories: tuple[str, ...], *, init: str | Path | None) -> Detector:
     """The detector before training, with the settings of its run."""
     config = run.settings(BoxesConfig)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.learn.seed)
         # A checkpoint holds all weights; then the initial ones need not be at hand again.
-        init = "none" if run.checkpoints() else init
-        detector = Detector.create(config.detector, categories, init=init)
+        if run.checkpoints():
+            init = "none"
+        try:
+            detector = Detector.create(config.detector, categories, init=init or "imagenet")
+        except OSError as error:
+            if init is not None:
+                raise
+            _LOG.warning("%s; starting from the model that ships", error)
+            detector = Detector.create(config.detector, categories, init="shipped")
     # Weights may say which variant of the network they are for; a resumed run must know.
     detector.fitted = replace(config, detector=detector.config)
     run.store_settings(detector.fitted)
@@ -149,9 +157,13 @@ def learn_boxes(
     steps = math.ceil(config.epochs * len(photos) / config.batch)
     schedule = loop.Schedule(steps, config.log_every, config.checkpoint_every)
     log = loop.Log(detector.scale.device, batch=config.batch, unit="images")
-    with loop.progress_bar(steps, ("loss", "regulariser", "images_per_s"), quiet=quiet) as report:
+    with loop.progress_bar(steps, ("loss", "regulariser", "images_per_s"), quiet=quiet) as (
+        report,
+        tick,
+    ):
         job = loop.open_job(loop.Job(
-            detector, optimiser, run, schedule, log, advice="lower --learn.lr", report=report
+            detector, optimiser, run, schedule, log, advice="lower --learn.lr", report=report,
+            tick=tick,
         ))  # fmt: skip
         # Photos of many sizes: a search for the best kernels of each would take longer than it won.
         loop.run_steps(job, box_steps(detector, photos, job, config), fast=False)

@@ -50,8 +50,9 @@ class BoxesFit:
     """Folder with one folder per category, or any source of images with --labels, or COCO json."""
     out: Path
     """Run folder to create."""
-    init: str = "imagenet"
-    """Initial weights: imagenet (downloaded), none, or a file (safetensors, state dict)."""
+    init: str | None = None
+    """Initial weights: imagenet (downloaded; the default), shipped (the default without a network),
+    a model's folder, a file (safetensors, state dict), or none."""
     proposals_file: Path | None = None
     """Proposals, made or added to where it lacks images; by default in the run folder."""
     resume: bool = False

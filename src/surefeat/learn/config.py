@@ -6,11 +6,11 @@ Tags in the field notes: [P] printed in the paper, [C] our choice where it is si
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
 
 from surefeat.core.files import check_settings
-from surefeat.model.config import ModelConfig, Trained
+from surefeat.model.config import SHIPPED_TRUNKS, ModelConfig, Trained
 
 LossKind = Literal["probabilistic", "plain", "contrastive"]
 
@@ -68,7 +68,8 @@ class LossConfig:
     """A pair further than this is a non-match, pixels of view 1; what is between is ignored. It
     is the paper's 30 of 224 pixels [P]."""
     sigma_warmup: int = 150
-    """Steps during which sigma is held at 1, against collapse [M]."""
+    """Steps during which sigma is held at 1, against collapse, but three fifths of all at most
+    [M]."""
     margin: float = 1.0
     """Of the contrastive loss, distance of unit descriptors [C]."""
 
@@ -114,6 +115,9 @@ class TrainConfig:
     """Steps between label-free checks on held-out images; 0 = only at the end."""
     checkpoint_every: int = 200
     """Steps between checkpoints."""
+    kept_views: int = 0
+    """Views in all that are drawn once and kept as the frozen layers see them, 4 to 8 a photo; the
+    rest of the photos is not used. 0: views are drawn anew at every step [C]."""
 
 
 @dataclass(frozen=True)
@@ -156,16 +160,26 @@ def check_numbers(config: Config) -> None:
     check_settings(config, least=_LEAST, most=_MOST)
 
 
-Preset = Literal["ours", "one-way", "paper", "small"]
+Preset = Literal["auto", "ours", "quick", "one-way", "paper", "small"]
 
 
 def preset(name: Preset) -> Config:
-    """`ours`: what worked best on any photos; `one-way`: the same without mirrored views and with
-    the paper's lower layer, for things that always face one way; `paper`: as printed; `small`: for
-    CPU, tests and the demo."""
+    """`ours`: what worked best on any photos; `auto`: the same, fitted to folder and machine by
+    `fit_to`; `quick`: minutes on a CPU, with views that are seen once; `one-way`: ours without
+    mirrored views and with the paper's lower layer, for things that always face one way; `paper`:
+    as printed; `small`: a tiny network for tests and the demo."""
     ours = Config()
-    if name == "ours":
+    if name in ("auto", "ours"):
         return ours
+    if name == "quick":
+        return replace(
+            ours, warp=replace(ours.warp, size=224),
+            loss=replace(ours.loss, points=350, ignore_radius=30.0, sigma_warmup=60),
+            train=replace(
+                ours.train, steps=200, batch=16, lr=3e-4, head_lr=2e-3, lr_warmup=20,
+                decay="cosine", log_every=10, check_every=0, checkpoint_every=20, kept_views=1200,
+            ),
+        )  # fmt: skip
     if name == "one-way":
         model = replace(ours.model, lower="res4c")
         return replace(ours, model=model, warp=replace(ours.warp, mirrored=0.0))
@@ -192,4 +206,37 @@ def preset(name: Preset) -> Config:
             ),
             data=replace(ours.data, side=112),
         )  # fmt: skip
-    raise ValueError(f"unknown preset {name!r}; choose ours, one-way, paper or small")
+    raise ValueError(f"unknown preset {name!r}; choose {', '.join(get_args(Preset))}")
+
+
+def fit_to(config: Config, *, photos: int, cpu: bool) -> Config:
+    """What stands as in `ours` is set for this machine and so many photos; the rest is kept."""
+    ours = preset("ours")
+    kept = config.train.trained == "last" and config.model.trunk in SHIPPED_TRUNKS
+    fitted = preset("quick") if cpu and kept else ours
+    if not cpu:
+        # 400 photos of birds had learned as much after 250 steps as after 500; VOC wants 500.
+        steps = min(ours.train.steps, max(250, photos * 5 // 8))
+        fitted = replace(ours, train=replace(ours.train, steps=steps))
+    groups: dict[str, Any] = {}
+    for group in fields(config):
+        given, usual, better = (getattr(c, group.name) for c in (config, ours, fitted))
+        changed = {
+            f.name: getattr(better, f.name)
+            for f in fields(given)
+            if getattr(given, f.name) == getattr(usual, f.name)
+        }
+        groups[group.name] = replace(given, **changed)
+    return Config(**groups)
+
+
+def default_init(config: Config) -> str:
+    """Where a training starts if nobody says: what ships, so that no network is needed.
+
+    All layers are learned from ImageNet's weights, as in the paper; `small` has none.
+    """
+    trunk = config.model.trunk
+    if trunk == "small":
+        return "none"
+    within = trunk in SHIPPED_TRUNKS and config.train.trained != "all"
+    return "shipped" if within else "imagenet"

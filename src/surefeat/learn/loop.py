@@ -10,6 +10,7 @@ number of processes, sees what an undisturbed one would have seen.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -30,6 +31,8 @@ from surefeat.core.files import choose_device
 from surefeat.data.decode import Part
 from surefeat.learn.runs import Checkpoint, Run, state_tensors
 
+_LOG = logging.getLogger("surefeat")
+
 Taken = dict[str, Tensor]
 """What a step leaves, on the device: scalars (`loss` is one) whose means the log shows, and larger
 tensors, of which it shows percentiles of the last."""
@@ -41,6 +44,9 @@ Report = Callable[[int, Values], None]
 """Called with each line and its step."""
 
 _PERCENTILES = (10, 50, 90)
+
+# Seconds that a step may take to end after Ctrl-C.
+_PATIENCE = 5.0
 
 # Steps after which several processes ask each other whether one was told to stop.
 _ASK_EVERY = 10
@@ -114,6 +120,8 @@ class Job:
     complain: Callable[[int, Values], str | None] | None = None
     """Step and line -> why not to go on, if there is a reason."""
     report: Report | None = None
+    tick: Callable[[int], None] | None = None
+    """Called with the number of steps done, after each."""
     progress: Progress = field(default_factory=Progress)
 
     def todo(self) -> range:
@@ -139,19 +147,39 @@ def open_job(job: Job) -> Job:
 def run_steps(job: Job, steps: Iterator[Taken], *, fast: bool) -> Progress:
     """Take all steps that are left, or stop at a plateau.
 
-    Ctrl-C and SIGTERM end it after the current step, with a checkpoint. fast: `fast_arithmetic`.
+    Ctrl-C and SIGTERM end it after the current step, with a checkpoint; where that step takes
+    long, at once, without one. fast: `fast_arithmetic`.
     """
-    job.log.since = time.perf_counter()
+    job.log.since, first = time.perf_counter(), job.progress.step
     with stop_requests() as stop_requested, fast_arithmetic(enabled=fast):
         for taken in steps:
             job.log.add(taken)
             job.progress.step += 1
+            if job.progress.step == first + 1:
+                _say_how_long(job, time.perf_counter() - job.log.since)
+            if job.tick and job.log.part.rank == 0:
+                job.tick(job.progress.step)
             asked = told_to_stop(job, asked=stop_requested())
             if asked or job.schedule.logs(job.progress.step):
                 values = log_and_check(job, taken)
                 if save_if_due(job, values, asked=asked):
                     break
     return job.progress
+
+
+# Below this many seconds nobody needs to be told how long it takes.
+_LONG = 300
+
+
+def _say_how_long(job: Job, seconds: float) -> None:
+    """On a CPU, from the first step: how long all will take, before anybody waits for it."""
+    left = seconds * len(job.todo())
+    if job.log.device.type == "cpu" and job.log.part.rank == 0 and left > _LONG:
+        took = f"{left / 60:.0f} minutes" if left < 7200 else f"{left / 3600:.0f} hours"
+        _LOG.warning(
+            "a step takes %.1f s here, all of them about %s; Ctrl-C stops, --resume goes on, fewer "
+            "--steps or --preset quick are sooner done", seconds, took,
+        )  # fmt: skip
 
 
 def log_and_check(job: Job, taken: Taken) -> Values:
@@ -219,16 +247,33 @@ def told_to_stop(job: Job, *, asked: bool) -> bool:
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM are noted; the loop ends after its current step."""
+    """Ctrl-C and SIGTERM are noted; the loop ends after its current step.
+
+    A second one, or a step that has not ended after some seconds, ends it at once.
+    """
     asked: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if asked:
+            raise KeyboardInterrupt(
+                "stopped within a step; --resume goes on from the last checkpoint"
+            )
+        asked.append(number)
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
+
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # Python allows handlers in the main thread only
         return
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(kind, lambda number, _: asked.append(number)) for kind in kinds]
+    kinds = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGALRM"):  # not on Windows
+        kinds.append(signal.SIGALRM)
+    before = [signal.signal(kind, note) for kind in kinds]
     try:
         yield lambda: bool(asked)
     finally:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for kind, handler in zip(kinds, before, strict=True):
             signal.signal(kind, signal.SIG_DFL if handler is None else handler)
 
@@ -301,8 +346,11 @@ class Log:
 @contextmanager
 def progress_bar(
     steps: int, shown: Sequence[str], *, quiet: bool, tensorboard: Path | None = None
-) -> Iterator[Report]:
-    """A bar with these values of each line and, where a folder is given, TensorBoard's files."""
+) -> Iterator[tuple[Report, Callable[[int], None]]]:
+    """A bar that moves with each step and shows these values of each line: a job's report and tick.
+
+    Where a folder is given, TensorBoard's files too.
+    """
     with (
         progress.bar(total=steps, desc="training", unit="step", quiet=quiet) as bar,
         _summary_writer(tensorboard) if tensorboard else nullcontext() as writer,
@@ -312,12 +360,11 @@ def progress_bar(
             # Not refreshed here: in a log that would be a line each time.
             said = " ".join(f"{name} {values[name]:.3g}" for name in shown)
             bar.set_postfix_str(said, refresh=False)
-            bar.update(step - bar.n)
             if writer is not None:
                 for name, value in values.items():
                     writer.add_scalar(name, value, step)
 
-        yield report
+        yield report, lambda step: bar.update(step - bar.n)
 
 
 def _summary_writer(folder: Path) -> Any:

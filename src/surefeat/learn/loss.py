@@ -33,18 +33,29 @@ def make_step(network: Callable[[Tensor], Maps], config: Config, device: torch.d
         amp = config.train.amp and both.device.type != "cpu"
         with torch.autocast(both.device.type, torch.bfloat16, enabled=amp):
             maps = network(both)
-        descriptors, sigma = maps.at(torch.cat([points0, points1]))
-        (first, second), (sigma0, sigma1) = descriptors.chunk(2), sigma.chunk(2)
-        loss = pair_loss(
-            first, second, sigma0, sigma1, points1, config.loss, hold_sigma=hold, valid=valid
-        )
-        return loss, torch.cat([sigma0, sigma1], dim=1)
+        return loss_of_maps(maps, (points0, points1, valid), config.loss, hold)
 
     if not compiles(config.train, device):
         return step
     # CUDA graphs take the host out of the loop, but not across processes' reductions.
     alone = isinstance(network, DenseFeatures)
     return torch.compile(step, dynamic=False, mode="reduce-overhead" if alone else "default")
+
+
+def loss_of_maps(
+    maps: Maps, points: tuple[Tensor, Tensor, Tensor], config: LossConfig, hold: Tensor
+) -> tuple[PairLoss, Tensor]:
+    """Maps of all first views, then of all second ones; points as of `corresponding_points`."""
+    points0, points1, valid = points
+    descriptors, sigma = maps.at(torch.cat([points0, points1]))
+    (first, second), (sigma0, sigma1) = descriptors.chunk(2), sigma.chunk(2)
+    loss = pair_loss(first, second, sigma0, sigma1, points1, config, hold_sigma=hold, valid=valid)
+    return loss, torch.cat([sigma0, sigma1], dim=1)
+
+
+def held_steps(config: Config) -> int:
+    """Steps during which sigma is held: of a short training at most three fifths."""
+    return min(config.loss.sigma_warmup, config.train.steps * 3 // 5)
 
 
 def compiles(config: TrainConfig, device: torch.device) -> bool:

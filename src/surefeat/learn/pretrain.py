@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from surefeat.core import progress
 from surefeat.core.files import write_json, write_text
@@ -33,8 +33,17 @@ from surefeat.data.decode import (
 )
 from surefeat.data.sources import CONTEXT, find_images
 from surefeat.learn import loop
-from surefeat.learn.config import Config, DataConfig, TrainConfig, check_numbers, preset
-from surefeat.learn.loss import make_step, reason_to_stop, step_draws
+from surefeat.learn.config import (
+    Config,
+    DataConfig,
+    TrainConfig,
+    check_numbers,
+    default_init,
+    fit_to,
+    preset,
+)
+from surefeat.learn.kept import KeptViews, keep_views, kept_losses
+from surefeat.learn.loss import PairLoss, held_steps, make_step, reason_to_stop, step_draws
 from surefeat.learn.runs import Run, alone, list_skipped
 from surefeat.learn.selfcheck import SelfCheck, self_check
 from surefeat.model.network import DenseFeatures
@@ -46,6 +55,9 @@ Feed = Batches | StreamedBatches
 
 # With fewer images every batch would repeat them several times over.
 _FEW = 8
+
+# Held-out images that the report matches with each other, before and after.
+_MATCHED = 4
 
 # What the progress bar shows of a line.
 _SHOWN = ("loss", "positive", "negative", "sigma_p10", "sigma_p50", "sigma_p90", "pairs_per_s")
@@ -70,7 +82,8 @@ def pretrain(
     out: str | Path,
     steps: int | None = None,
     config: Config | None = None,
-    init: str | Path = "imagenet",
+    init: str | Path | None = None,
+    fit: bool | None = None,
     images: str | Path | None = None,
     crop: str | Path | None = None,
     keep: str | Path | None = None,
@@ -85,12 +98,15 @@ def pretrain(
 ) -> Pretrained:
     """Learn features and confidence from a folder, a list, tar shards or a COCO json.
 
-    out: the run folder. init: `imagenet` (downloaded), a file, or `none`. images, crop, keep,
-    categories, context, min_side: as for data.sources.find_images.
+    out: the run folder. config: by default preset `ours`, fitted to the folder and the machine;
+    fit: whether to fit a given one too (`fit_to`). init: as of `DenseFeatures.create`; None is
+    `shipped` where only the last stage learns, else what that says. images, crop, keep, categories,
+    context, min_side: as for data.sources.find_images.
     resume: continue the run in `out` exactly, with its own settings (but `steps` may change).
     overfit: learn this many images by heart, with the same views at every step.
     Under torchrun the batch is shared by all processes.
     """
+    fit = config is None if fit is None else fit
     config = config or preset("ours")
     check_numbers(config if steps is None else _lasting(config, steps))
     part, device = loop.join_processes(device)
@@ -99,9 +115,12 @@ def pretrain(
         source, images=images, crop=crop, keep=keep, categories=categories, context=context,
         min_side=min_side,
     )  # fmt: skip
+    if fit:
+        config = fit_to(config, photos=len(items), cpu=device.type == "cpu")
     run = _open_run(Path(out), config, steps=steps, resume=resume, part=part, device=device)
     config = run.settings(Config)
     # The weights first: a wrong name of theirs is said before many images are decoded.
+    init = default_init(config) if init is None else init
     model = _create(run, config, init=init, part=part).to(device)
     pictures = load_pictures(
         items, config.data, memory=_place(len(items), config.data, device, part),
@@ -114,10 +133,12 @@ def pretrain(
     def check(model: DenseFeatures) -> SelfCheck:
         return self_check(model, apart.pixels, apart.sizes, warp=config.warp, colour=config.colour)
 
+    if part.rank == 0 and apart.names and not run.checkpoints():
+        _look_before(run, model.eval(), pictures, check(model), init=str(init))
     folder = run.folder / "tensorboard" if tensorboard and part.rank == 0 else None
-    with loop.progress_bar(config.train.steps, _SHOWN, quiet=quiet, tensorboard=folder) as report:
+    with loop.progress_bar(config.train.steps, _SHOWN, quiet=quiet, tensorboard=folder) as shown:
         progress = train(
-            model, pictures.batches, run, config, part=part, report=report, overfit=bool(overfit),
+            model, pictures.batches, run, config, part=part, shown=shown, overfit=bool(overfit),
             check=(lambda current: check(current).to_dict()) if apart.names else None,
         )  # fmt: skip
     checked = check(model.eval()) if apart.names else None
@@ -265,12 +286,12 @@ def train(
     *,
     part: Part | None = None,
     check: Callable[[DenseFeatures], loop.Values] | None = None,
-    report: loop.Report | None = None,
+    shown: tuple[loop.Report, Callable[[int], None]] | None = None,
     overfit: bool = False,
 ) -> loop.Progress:
     """Train until the last step or a plateau, continuing from the newest checkpoint if any.
 
-    check: label-free check, called every `check_every` steps; report: called with each log line;
+    check: label-free check, called every `check_every` steps; shown: of `loop.progress_bar`;
     overfit: the same images and views at every step, to see that a few can be learned by heart.
     """
     settings, device = config.train, model.head.weight.device
@@ -295,28 +316,54 @@ def train(
     job = loop.open_job(loop.Job(
         model, optimiser, run, schedule, log,
         advice="lower --train.lr, or set --train.clip 1", check=check and check_held_out,
-        complain=lambda step, values: reason_to_stop(step, values, config.loss), report=report,
+        complain=lambda step, values: reason_to_stop(step, values, config.loss),
+        report=shown and shown[0], tick=shown and shown[1],
     ))  # fmt: skip
-    return loop.run_steps(job, pair_steps(model, batches, job, config, overfit), fast=settings.amp)
+    if settings.kept_views:
+        kept = _kept_views(model, batches, config, part=job.log.part, quiet=shown is None)
+        losses = kept_losses(model, kept, job.todo(), config)
+    else:
+        losses = view_losses(model, batches, job, config, overfit)
+    return loop.run_steps(job, pair_steps(losses, job, settings), fast=settings.amp)
 
 
 def pair_steps(
-    model: DenseFeatures, batches: Feed, job: loop.Job, config: Config, overfit: bool
+    losses: Iterator[tuple[PairLoss, Tensor]], job: loop.Job, settings: TrainConfig
 ) -> Iterator[loop.Taken]:
-    """Two views of every image of a batch, all pairs of their points, a step: until the last."""
+    """A step down each loss; sigma of its points is for the log."""
+    for step, (loss, sigma) in zip(job.todo(), losses, strict=True):
+        factor = loop.rate(step, settings.steps, warmup=settings.lr_warmup, decay=settings.decay)
+        loop.descend(job.optimiser, loss.total, factor=factor, clip=settings.clip)
+        yield {"loss": loss.total, "positive": loss.positive_score,
+               "negative": loss.negative_score, "dead": loss.dead_positives,
+               "sigma": sigma}  # fmt: skip
+
+
+def _kept_views(
+    model: DenseFeatures, batches: Feed, config: Config, *, part: Part, quiet: bool
+) -> KeptViews:
+    """Views as the frozen layers see them, where there are frozen layers and one process."""
+    if config.train.trained != "last" or not model.trunk.before_last:
+        fix = "pass --train.trained last and a trunk other than timm's, or --train.kept-views 0"
+        raise ValueError(f"views can be kept only where the last stage alone learns; {fix}")
+    if part.world > 1 or not isinstance(batches, Batches):
+        fix = "pass --train.kept-views 0"
+        raise ValueError(f"kept views are for one process and photos that fit in memory; {fix}")
+    return keep_views(model, batches, config, quiet=quiet)
+
+
+def view_losses(
+    model: DenseFeatures, batches: Feed, job: loop.Job, config: Config, overfit: bool
+) -> Iterator[tuple[PairLoss, Tensor]]:
+    """Of each step: two new views of every image of a batch, all pairs of their points."""
     settings, part, device = config.train, job.log.part, job.log.device
     take = make_step(_shared(model, part, settings), config, device)
     drawn = [0] * len(job.todo()) if overfit else job.todo()
     feed = batches.iterate(drawn, batch=settings.batch, seed=settings.seed, part=part)
     for step, seen, (pixels, sizes) in zip(job.todo(), drawn, feed, strict=True):
         draws = step_draws(seen, config, device).part(part.rows(settings.batch))
-        hold = torch.full((), step < config.loss.sigma_warmup, device=device)
-        loss, sigma = take(pixels, sizes, draws, hold)
-        factor = loop.rate(step, settings.steps, warmup=settings.lr_warmup, decay=settings.decay)
-        loop.descend(job.optimiser, loss.total, factor=factor, clip=settings.clip)
-        yield {"loss": loss.total, "positive": loss.positive_score,
-               "negative": loss.negative_score, "dead": loss.dead_positives,
-               "sigma": sigma}  # fmt: skip
+        hold = torch.full((), step < held_steps(config), device=device)
+        yield take(pixels, sizes, draws, hold)
 
 
 def _shared(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module:
@@ -337,8 +384,25 @@ def _shared(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module:
 # What is left behind.
 
 
+def _look_before(
+    run: Run, model: DenseFeatures, pictures: Pictures, check: SelfCheck, *, init: str
+) -> None:
+    """Before the first step: some held-out images, what the model makes of them, and its check.
+
+    The report shows them beside what was learned.
+    """
+    write_json(run.folder / "before.json", {"init": init, "self_check": check.to_dict()})
+    folder = run.folder / "examples"
+    folder.mkdir(exist_ok=True)
+    for row, (height, width) in enumerate(pictures.held_out.sizes[:6].tolist()):
+        pixels = pictures.held_out.pixels[row, :, :height, :width]
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / f"{row}.png")
+        if row < _MATCHED:
+            model.extract(pixels)[0].save(folder / f"before-{row}.safetensors")
+
+
 def _finish(run: Run, done: Pretrained, pictures: Pictures, part: Part) -> None:
-    """Write the model, its summary, and six held-out images for the report; then all go on."""
+    """Write the model and its summary; then all go on."""
     if part.rank == 0:
         if isinstance(pictures.batches, StreamedBatches):
             list_skipped(run.folder, done.skipped)
@@ -346,9 +410,5 @@ def _finish(run: Run, done: Pretrained, pictures: Pictures, part: Part) -> None:
         summary: dict[str, Any] = {"steps": done.progress.step, "seconds": done.progress.seconds}
         checked = {"self_check": done.check.to_dict()} if done.check else {}
         write_json(run.folder / "summary.json", summary | checked)
-        for row, (height, width) in enumerate(pictures.held_out.sizes[:6].tolist()):
-            (run.folder / "examples").mkdir(exist_ok=True)
-            pixels = pictures.held_out.pixels[row, :, :height, :width].permute(1, 2, 0).numpy()
-            Image.fromarray(pixels).save(run.folder / "examples" / f"{row}.png")
     if part.world > 1:
         dist.barrier()

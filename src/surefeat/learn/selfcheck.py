@@ -55,12 +55,15 @@ class SelfCheck:
     """Mean absolute difference of the two over ten equally filled bins of sigma."""
     points: int
     """Points that were matched."""
+    same_place: dict[float, float]
+    """As `accuracy`, of leaving every point where it was: what knowing nothing gets."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = dict(vars(self))
-        accuracy = values.pop("accuracy")
-        return {f"accuracy@{t:g}": share for t, share in accuracy.items()} | values
+        shares = {name: values.pop(name) for name in ("accuracy", "same_place")}
+        flat = {f"{name}@{t:g}": share for name, by in shares.items() for t, share in by.items()}
+        return flat | values
 
 
 @torch.inference_mode()
@@ -91,7 +94,8 @@ def self_check(
 
 
 def _match(maps0: Maps, maps1: Maps, points0: Tensor, points1: Tensor) -> Tensor:
-    """(B, N, 5): error in pixels, confidence, best score, predicted and actual matching loss.
+    """(B, N, 6): error in pixels, confidence, best score, predicted and actual matching loss, and
+    the error of staying in place.
 
     The candidates are two per cell in each direction.
     """
@@ -109,13 +113,14 @@ def _match(maps0: Maps, maps1: Maps, points0: Tensor, points1: Tensor) -> Tensor
     predicted = mean_predicted_loss((sigma0 + true_sigma1) / 2)
     actual = 1 - (descriptors0 * true1).sum(-1).clamp_min(0)
     error = (matches - points1).norm(dim=-1)
-    return torch.stack([error, confidence, best, predicted, actual], dim=-1)
+    stayed = (points0 - points1).norm(dim=-1)
+    return torch.stack([error, confidence, best, predicted, actual, stayed], dim=-1)
 
 
 def _summary(rows: Tensor, *, side: int, sure: bool) -> SelfCheck:
     if not len(rows):
         raise ValueError("no two views overlapped; soften the warps (translation, zoom)")
-    error, confidence, score, predicted, actual = rows.unbind(-1)
+    error, confidence, score, predicted, actual, stayed = rows.unbind(-1)
     right = error <= THRESHOLDS[1] * side
     mixed = bool(right.any()) and not bool(right.all())
     return SelfCheck(
@@ -126,6 +131,7 @@ def _summary(rows: Tensor, *, side: int, sure: bool) -> SelfCheck:
         actual_loss=actual.mean().item(),
         calibration_error=expected_calibration_error(predicted, actual) if sure else math.nan,
         points=len(rows),
+        same_place={t: (stayed <= t * side).float().mean().item() for t in THRESHOLDS},
     )
 
 

@@ -147,9 +147,15 @@ def corresponding_points(
     -> points0 (B, count, 2), points1 (B, count, 2) pixels, and valid (B,): False where the views do
     not overlap at all. Where fewer than `count` candidates stay inside, they are repeated.
     """
-    side = views.view0.shape[-1]
+    return shared_points(views.warp, draws, side=views.view0.shape[-1], count=count)
+
+
+def shared_points(
+    warp: Tensor, draws: Draws, *, side: int, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for views of `side` pixels that are not at hand, only their warp (B, 2, 3)."""
     candidates = draws.points * side - 0.5
-    moved = apply_affine(views.warp, candidates)
+    moved = apply_affine(warp, candidates)
     inside = ((moved >= -0.5) & (moved <= side - 0.5)).all(-1)
     # Stable sort keeps the random order among the candidates that stay inside.
     order = inside.to(torch.uint8).argsort(dim=1, descending=True, stable=True)

@@ -236,7 +236,7 @@ def imagenet_trunk(
     file = None if str(source) in ("imagenet", "none") else Path(source)
     trunk: Trunk = Vgg16()
     if name == "resnet50":
-        first = bool(file and stride_in_1x1_of(file))
+        first = bool(file and stride_in_1x1_of(file, name))
         trunk = ResNet50(stride_in_1x1=first, dilated=dilated)
     load_initial(trunk, source, name=name)
     packed = pack_tensors(trunk.state_dict())

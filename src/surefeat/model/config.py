@@ -49,6 +49,9 @@ WEIGHTS, SETTINGS = "model.safetensors", "model.json"
 SHIPPED = ("resnet50", "one-way", "vgg16")
 """Models inside the package, the default one first; one-way is for things that all face one way."""
 
+SHIPPED_TRUNKS = {"resnet50": "resnet50", "vgg16": "vgg16", "vgg16-conv5": "vgg16"}
+"""Trunk -> the shipped model whose layers it can start from."""
+
 HUB = "hub:"
 """Before owner/name of a model on the Hugging Face hub; nothing else is looked for there."""
 
@@ -66,6 +69,8 @@ def model_folder(source: str | Path | None) -> Path:
     folder = _holds_model(Path(source))
     if folder is not None:
         return folder
+    if newest_checkpoint(Path(source)) is not None:
+        return Path(source)
     if str(source) in SHIPPED:
         return shipped / str(source)
     what = f"no model at {source} (looked for {SETTINGS} and {WEIGHTS}, also in model/)"
@@ -79,6 +84,12 @@ def _holds_model(given: Path) -> Path | None:
         if (folder / SETTINGS).is_file():
             return folder
     return None
+
+
+def newest_checkpoint(run: Path) -> Path | None:
+    """Of a run that was stopped before it left a model."""
+    files = sorted(run.glob("checkpoint-*.safetensors")) if run.is_dir() else []
+    return files[-1] if files and (run / "config.json").is_file() else None
 
 
 def _nearby(given: Path) -> str:

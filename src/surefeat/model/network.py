@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from surefeat.core import progress
 from surefeat.core.files import (
     choose_device,
     file_hash,
+    from_dict,
     pack_tensors,
     read_tensors,
     to_dict,
@@ -35,13 +37,24 @@ from surefeat.model.config import (
     ModelConfig,
     Trained,
     model_folder,
+    newest_checkpoint,
     read_settings,
 )
 from surefeat.model.features import Features, saved_for
 from surefeat.model.probability import FILE as RELIABILITY
 from surefeat.model.probability import Reliability
 from surefeat.model.trunks import build_trunk
-from surefeat.model.weights import check_finite, load_initial, quantise, stride_in_1x1_of, widen
+from surefeat.model.weights import (
+    check_finite,
+    load_initial,
+    model_tensors,
+    model_to_start_from,
+    quantise,
+    stride_in_1x1_of,
+    widen,
+)
+
+_LOG = logging.getLogger("surefeat")
 
 
 @dataclass(frozen=True)
@@ -82,13 +95,23 @@ class DenseFeatures(nn.Module):
 
     @classmethod
     def create(cls, config: ModelConfig, *, init: str | Path = "imagenet") -> DenseFeatures:
-        """A model ready for training, its trunk filled with initial weights (see weights.py)."""
-        if config.trunk == "resnet50" and str(init) not in ("imagenet", "none"):
-            said = stride_in_1x1_of(Path(init))
+        """A model ready for training, its trunk filled with initial weights.
+
+        init: `shipped`, a model (name or folder), `imagenet` (downloaded), a file of weights, or
+        `none`. A model gives its head too, where it has as many channels.
+        """
+        if config.trunk == "resnet50":
+            said = stride_in_1x1_of(init)
             if said is not None:
                 config = replace(config, stride_in_1x1=said)
         model = cls(config)
         load_initial(model.trunk, init, name=config.trunk)
+        folder = model_to_start_from(init, config.trunk)
+        if folder is not None:
+            state = model_tensors(folder)
+            head = {k.removeprefix("head."): v for k, v in state.items() if k.startswith("head.")}
+            if head["weight"].shape == model.head.weight.shape:
+                model.head.load_state_dict(head)
         return model
 
     @property
@@ -128,6 +151,16 @@ class DenseFeatures(nn.Module):
         """The same, and the lower layer that matching adds: (B, D, h', w')."""
         taps = self.trunk(self.normalise_input(images), {self.lower, self.trunk.last})
         return self._head(taps[self.trunk.last]), taps[self.lower]
+
+    def before_last(self, images: Tensor) -> Tensor:
+        """What enters the trunk's last stage: (B, 3, H, W) RGB in [0, 1] -> (B, C, h, w)."""
+        name = self.trunk.before_last
+        maps: Tensor = self.trunk(self.normalise_input(images), (name,))[name]
+        return maps
+
+    def from_before_last(self, maps: Tensor) -> Maps:
+        """The rest of `forward`, from what `before_last` gave."""
+        return self._head(self.trunk.finish(maps))
 
     def _head(self, x: Tensor) -> Maps:
         # C + 1 is odd, which tensor cores serve badly: filters are padded to a multiple of 8.
@@ -226,6 +259,9 @@ class DenseFeatures(nn.Module):
         """
         where = choose_device(device)
         folder = model_folder(source)
+        checkpoint = newest_checkpoint(folder)
+        if checkpoint is not None and not (folder / SETTINGS).is_file():
+            return cls._of_checkpoint(folder, checkpoint).eval().to(where)
         config, weights, digest = read_settings(folder)
         model = cls(config)
         state = widen(read_tensors(weights)[0])
@@ -239,6 +275,23 @@ class DenseFeatures(nn.Module):
         model.reliability = known if known and known.weights_sha256 in ("", digest) else None
         model.weights_sha256 = digest
         return model.eval().to(where)
+
+    @classmethod
+    def _of_checkpoint(cls, run: Path, checkpoint: Path) -> DenseFeatures:
+        """The model of a run that was stopped, as its newest checkpoint has it."""
+        try:
+            settings = json.loads((run / "config.json").read_text())
+            config: ModelConfig = from_dict(ModelConfig, settings["model"])
+            tensors = read_tensors(checkpoint)[0]
+            model = cls(config)
+            model.load_state_dict(
+                {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+            )
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            what = f"{checkpoint} holds no model of `surefeat pretrain` ({error})"
+            raise ValueError(f"{what}; resume the run, or pass another") from error
+        _LOG.warning("%s is not finished: this is its %s", run, checkpoint.stem)
+        return model
 
 
 def _lower_layer(config: ModelConfig, taps: list[str]) -> str:

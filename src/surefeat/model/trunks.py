@@ -2,7 +2,8 @@
 
 A trunk has `stride` (of its last map), `taps` (name -> channels, in order of depth), `last` (the
 deepest one's name), `mean`, `std` (its input scale) and `last_stage` (what `trained="last"`
-trains), and is called with normalised images and the names of the wanted taps.
+trains), and is called with normalised images and the names of the wanted taps. `before_last` names
+the tap from which `finish` runs the last stage alone, where there is one.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class ResNet50(nn.Module):
     """
 
     mean, std = IMAGENET_MEAN, IMAGENET_STD
-    last = "res5c"
+    last, before_last = "res5c", "res4f"
 
     def __init__(self, *, stride_in_1x1: bool = False, dilated: bool = True) -> None:
         super().__init__()
@@ -162,6 +163,12 @@ class ResNet50(nn.Module):
         blocks = (block for layer in layers for block in layer)
         return run_blocks(x, zip(self.taps, blocks, strict=True), taps)
 
+    def finish(self, x: Tensor) -> Tensor:
+        """The map of `before_last` -> that of `last`."""
+        for block in self.layer4:  # type: ignore[union-attr]
+            x = block(x)
+        return x
+
 
 class Vgg16(nn.Module):
     """VGG16 up to pool4 (stride 16), torchvision's parameter names; taps pool1 ... pool4.
@@ -184,7 +191,7 @@ class Vgg16(nn.Module):
             if name != "conv5":
                 layers.append(nn.MaxPool2d(2))
             self.taps[name], self._at[len(layers) - 1] = width, name
-        self.last = list(self.taps)[-1]
+        self.before_last, self.last = list(self.taps)[-2:]
         self.features = nn.Sequential(*layers)
 
     @property
@@ -196,12 +203,17 @@ class Vgg16(nn.Module):
         layers = ((self._at.get(index, ""), layer) for index, layer in enumerate(self.features))
         return run_blocks(x, layers, taps)
 
+    def finish(self, x: Tensor) -> Tensor:
+        """The map of `before_last` -> that of `last`."""
+        out: Tensor = self.last_stage(x)
+        return out
+
 
 class Small(nn.Module):
     """A trunk of 0.3 M parameters and stride 8, for CPU, tests and the demo."""
 
     mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
-    last, stride = "conv6", 8
+    last, before_last, stride = "conv6", "conv5", 8
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,6 +238,11 @@ class Small(nn.Module):
         """(B, 3, H, W) normalised -> the wanted taps."""
         return run_blocks(x, zip(self.taps, self.layers, strict=True), taps)
 
+    def finish(self, x: Tensor) -> Tensor:
+        """The map of `before_last` -> that of `last`."""
+        out: Tensor = self.layers[-1](x)
+        return out
+
 
 class Timm(nn.Module):
     """A network of timm (the timm extra): taps stage0 ..., or block0 ... of a vision transformer.
@@ -234,6 +251,8 @@ class Timm(nn.Module):
     their last tap goes through the network's own final norm, the others are as the blocks leave
     them. Sizes that are no multiple of the stride are padded to the right and below.
     """
+
+    before_last = ""  # timm's networks do not run their last stage alone
 
     def __init__(self, name: str, *, pretrained: bool) -> None:
         super().__init__()
@@ -283,6 +302,9 @@ class Timm(nn.Module):
         if self.last in maps:
             maps[self.last] = self.net.norm(maps[self.last].permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         return maps
+
+    def finish(self, x: Tensor) -> Tensor:
+        raise ValueError("timm's networks do not run their last stage alone")
 
     def own_names(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state dict as timm or the network's authors publish it, under this trunk's names."""

@@ -1,4 +1,4 @@
-"""Initial weights: downloaded, from a file, or none. Never silently random, never a pickle."""
+"""Initial weights: of a model, downloaded, of a file, or none. Never silently random, no pickle."""
 
 from __future__ import annotations
 
@@ -9,20 +9,34 @@ import torch
 from torch import Tensor
 
 from surefeat.core.files import read_tensor_metadata, read_tensors
+from surefeat.model.config import (
+    SETTINGS,
+    SHIPPED,
+    SHIPPED_TRUNKS,
+    WEIGHTS,
+    model_folder,
+    read_settings,
+)
 from surefeat.model.trunks import Timm, Trunk
 
 _SCALE = ".int8_scale"
 
 
 def load_initial(trunk: Trunk, init: str | Path, *, name: str) -> None:
-    """Fill a trunk with `imagenet` weights (downloaded), a file's, or leave it random with `none`.
+    """Fill a trunk with `imagenet` weights (downloaded), a model's or a file's; `none`: random.
 
-    A file is safetensors or a state dict, which is read without executing pickles. Tensors beyond
-    the trunk (a classifier) are ignored; a missing or ill-fitting one is an error.
+    A model: see `model_to_start_from`. A file is safetensors or a state dict, which is read without
+    executing pickles. Tensors beyond the trunk (a classifier) are ignored; a missing or ill-fitting
+    one is an error.
     """
     if str(init) == "none":
         return
-    state = _downloaded(name) if str(init) == "imagenet" else read_weights(Path(init))
+    folder = model_to_start_from(init, name)
+    if folder is not None:
+        tensors = model_tensors(folder)
+        state = {k.removeprefix("trunk."): v for k, v in tensors.items() if k.startswith("trunk.")}
+    else:
+        state = _downloaded(name) if str(init) == "imagenet" else read_weights(Path(init))
     if isinstance(trunk, Timm):
         state = trunk.own_names(state)
     wanted = trunk.state_dict()
@@ -43,10 +57,34 @@ def load_initial(trunk: Trunk, init: str | Path, *, name: str) -> None:
     trunk.load_state_dict({k: v.float() for k, v in state.items() if k in wanted}, strict=False)
 
 
+def model_to_start_from(init: str | Path, trunk: str) -> Path | None:
+    """The model folder that `init` means: `shipped` (the one that ships with this trunk), the name
+    of one that ships, a folder or run, or the weights file in it; None: it means no model."""
+    if str(init) in ("imagenet", "none"):
+        return None
+    if str(init) == "shipped":
+        if trunk not in SHIPPED_TRUNKS:
+            known = ", ".join(SHIPPED_TRUNKS)
+            raise ValueError(f"no model with {trunk} ships (only {known}); pass --init imagenet")
+        return model_folder(SHIPPED_TRUNKS[trunk])
+    path = Path(init)
+    if path.is_file():
+        beside = path.name == WEIGHTS and (path.parent / SETTINGS).is_file()
+        return path.parent if beside else None
+    return model_folder(init) if path.is_dir() or str(init) in SHIPPED else None
+
+
+def model_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a model, its hash checked, in full precision."""
+    _, weights, _ = read_settings(folder)
+    return widen(read_tensors(weights)[0])
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors of a .safetensors file or of a torch state dict, without executing pickles."""
     if not path.is_file():
-        raise FileNotFoundError(f"no weights at {path}; pass --init FILE, imagenet or none")
+        known = "a file, a model, shipped, imagenet or none"
+        raise FileNotFoundError(f"no weights at {path}; --init is {known}")
     if path.suffix == ".safetensors":
         return read_tensors(path)[0]
     try:
@@ -66,8 +104,12 @@ def check_finite(state: Mapping[str, Tensor], *, what: str) -> None:
             raise ValueError(f"{what}: {name} holds NaN or infinite numbers; use other weights")
 
 
-def stride_in_1x1_of(path: Path) -> bool | None:
-    """Whether a safetensors file says its ResNet has the stride in the 1x1 (v1); None = silent."""
+def stride_in_1x1_of(init: str | Path, trunk: str = "resnet50") -> bool | None:
+    """Whether a model or a safetensors file says its ResNet has the stride in the 1x1 (v1); None =
+    silent."""
+    folder, path = model_to_start_from(init, trunk), Path(init)
+    if folder is not None:
+        return read_settings(folder)[0].stride_in_1x1
     if path.suffix != ".safetensors" or not path.is_file():
         return None
     try:
@@ -92,7 +134,7 @@ def _downloaded(name: str) -> dict[str, Tensor]:
         state: dict[str, Tensor] = weights[name].get_state_dict(check_hash=True)
         return state
     except OSError as error:
-        fix = "pass --init FILE with a copy, or --init none to start from random weights"
+        fix = "pass --init shipped, or --init FILE with a copy"
         what = f"could not download the ImageNet weights of {name} ({error})"
         raise OSError(f"{what}; {fix}") from error
 

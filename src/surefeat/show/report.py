@@ -25,11 +25,15 @@ from surefeat.core.files import to_dict, write_text
 from surefeat.core.image import ImageError, ImageLike, load, resize
 from surefeat.data.sources import walk_folder
 from surefeat.learn.config import Config
+from surefeat.learn.loss import held_steps
 from surefeat.learn.runs import Run
 from surefeat.learn.warp import Views, corresponding_points, draw, two_views
+from surefeat.match.points import match_points
+from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.show.curves import loss_surface, training_curves
 from surefeat.show.features import channels, confidence_map, pca, views_sheet
+from surefeat.show.matches import match_lines
 
 try:
     from jinja2 import Environment, PackageLoader
@@ -39,7 +43,7 @@ except ImportError as error:
 
 Example = tuple[str, Tensor]
 
-_EXAMPLES, _SKIPPED_SHOWN, _POINTS = 6, 50, 64
+_EXAMPLES, _SKIPPED_SHOWN, _POINTS, _LINES = 6, 50, 64, 20
 
 # Pictures are stored at twice the size of the page's pixels; larger files as JPEG.
 _DPI, _LARGEST_PNG = 192, 300_000
@@ -67,6 +71,12 @@ _LOSS = (
 _VIEWS = (
     "What the network learns from: two views per image, warped and recoloured at random with this "
     "run's own settings, between which every point's partner is known."
+)
+
+_ACROSS = (
+    "Two photos that were not learned from, matched with each other: the same points, by the model "
+    "as it was before training and as it is now. This is what the features are for; no number can "
+    "be given without labels, so look. Photos of unlike things have nothing to match."
 )
 
 _CONFIDENCE = (
@@ -149,8 +159,7 @@ def write_report(run_folder: str | Path, *, images: Sequence[ImageLike] = ()) ->
     summary = _read_json(run.folder / "summary.json")
     sections = [_summary(metrics, summary)]
     if check := summary.get("self_check"):
-        text, numbers = _CHECK.format(points=check["points"]), _check_numbers(check)
-        sections.append(Section("Label-free check", text, numbers=numbers))
+        sections.append(_check_section(check, _read_json(run.folder / "before.json")))
     if metrics:
         sections.append(Section("Training", figures=(training_curves(metrics),)))
     sections += _looks(run, config, _examples(run, images))
@@ -212,6 +221,25 @@ def _summary(metrics: list[dict[str, Any]], summary: dict[str, Any]) -> Section:
     return Section("Summary", numbers=tuple(numbers))
 
 
+def _check_section(check: dict[str, Any], before: dict[str, Any]) -> Section:
+    """The check's numbers, and beside them what the same views give without the training."""
+    rows: list[tuple[str, ...]] = []
+    levels = [key.removeprefix("accuracy@") for key in check if key.startswith("accuracy@")]
+    named = (
+        ("after training", "accuracy", check),
+        (f"before (--init {before.get('init', '')})", "accuracy", before.get("self_check")),
+        ("every point left in its place", "same_place", check),
+    )  # fmt: skip
+    for title, key, values in named:
+        if values and all(f"{key}@{level}" in values for level in levels):
+            shares = (f"{100 * values[f'{key}@{level}']:.1f}{_SPACE}%" for level in levels)
+            rows.append((title, *shares))
+    heading = ("", *(f"right within {100 * float(level):g}{_SPACE}%" for level in levels))
+    text, numbers = _CHECK.format(points=check["points"]), _check_numbers(check)
+    table = [heading, *rows] if len(rows) > 1 else None
+    return Section("Label-free check", text, numbers=numbers, table=table)
+
+
 def _check_numbers(check: dict[str, Any]) -> tuple[Number, ...]:
     numbers = []
     for key, value in check.items():
@@ -252,13 +280,31 @@ def _looks(run: Run, config: Config, examples: list[Example]) -> list[Section]:
         return sections
     extracted = DenseFeatures.from_pretrained(run.folder).extract(images)
     features = [replace(maps, name=name) for maps, name in zip(extracted, names, strict=True)]
-    sure = config.loss.kind == "probabilistic"
+    sections += _matched(run, features, images)
+    sure = config.loss.kind == "probabilistic" and config.train.steps > held_steps(config)
     if sure:
         maps = confidence_map(features, images)
         sections.append(Section("Confidence", text=_CONFIDENCE, figures=(maps,)))
     responses = [channels(*seen) for seen in zip(features[:2], images[:2], strict=True)]
     colours = pca(features, images, weighted=sure)
     return [*sections, Section("Descriptors", figures=(colours, *responses))]
+
+
+def _matched(run: Run, features: Sequence[Features], images: Sequence[Tensor]) -> list[Section]:
+    """Held-out images matched with each other by the model before training and after."""
+    files = [run.folder / "examples" / f"before-{row}.safetensors" for row in range(len(features))]
+    figures = []
+    for row in range(0, len(features) - 1, 2):
+        if not (files[row].is_file() and files[row + 1].is_file()):
+            break
+        after = match_points(features[row], features[row + 1], count=_LINES, mutual=True)
+        earlier = [Features.load(file) for file in files[row : row + 2]]
+        before = match_points(earlier[0], earlier[1], after.points0) if len(after) else after
+        for when, matches in (("before", before), ("after", after)):
+            figure = match_lines(images[row], images[row + 1], matches)
+            figure.set_label(f"{when} training: {features[row].name}, {features[row + 1].name}")
+            figures.append(figure)
+    return [Section("Across photos", _ACROSS, tuple(figures))] if figures else []
 
 
 def _example_views(images: list[Tensor], config: Config) -> tuple[Views, Tensor, Tensor]:
