@@ -19,6 +19,7 @@ from surefeat.cli.main import main
 from surefeat.data.coco import read_annotations
 from surefeat.data.decode import SourceError
 from surefeat.data.pairs import load_pairs
+from surefeat.data.sources import find_images
 from surefeat.learn.runs import Run
 from surefeat.match.proposals import read_proposals
 from surefeat.measure.results import read_result
@@ -265,3 +266,19 @@ def test_names_of_results_lead_to_no_other_folder(
     main(f"evaluate tables {out} --out {out / 'tables'}".split())
     made = {path for path in tmp_path.rglob("*") if path.is_file()}
     assert all(path.is_relative_to(out) for path in made)
+
+
+def test_a_list_finds_its_images_elsewhere_when_pairs_are_shown(
+    listed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone, picture = tmp_path / "alone.csv", tmp_path / "pairs.png"
+    alone.write_text(listed.read_text())
+    assert "there is no image" in refused(f"data show pairs {alone} --out {picture}", capsys)
+    main(f"data show pairs {alone} --images {listed.parent} --out {picture} --count 1".split())
+    assert picture.stat().st_size > 1000
+
+
+def test_hidden_tar_files_are_passed_over_like_hidden_photos(tmp_path: Path) -> None:
+    tiny.shard(tmp_path / "a.tar", {"x.png": tiny.gradient(20, 20)})
+    (tmp_path / "._a.tar").write_bytes(b"macOS")
+    assert tiny.names(find_images(tmp_path)) == ["a.tar/x.png"]

@@ -285,7 +285,7 @@ def _wrong_entry(result: Result) -> str | None:
     for name in ("metrics", "by_class", "curves", "pairs"):
         if not isinstance(result.get(name, {}), dict):
             return name
-    if not numbers(result["metrics"]):
+    if "curves" in result and not numbers(result["metrics"]):  # of boxes they are by class
         return "metrics"
     for name, kind in (("by_class", dict), ("curves", list), ("pairs", list)):
         for key, values in result.get(name, {}).items():
