@@ -105,8 +105,8 @@ def test_a_file_with_many_crops_is_decoded_once(
     boxes = [{"image_id": 10 + i % 2, "bbox": [i, i, 40, 40]} for i in range(8)]
     items = find_images(coco(tmp_path / "coco.json", boxes=boxes, files=["a.png", "b.png"]))
     calls = []
-    decode = decoding.decode
-    monkeypatch.setattr(decoding, "decode", lambda *a, **k: calls.append(1) or decode(*a, **k))
+    decoded = decoding.decoded
+    monkeypatch.setattr(decoding, "decoded", lambda *a, **k: calls.append(1) or decoded(*a, **k))
     canvas = decode_all(items, side=40, workers=1)
     assert (len(calls), len(canvas.names), len(canvas.skipped)) == (2, 4, 4)
 

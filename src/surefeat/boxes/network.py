@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import roi_pool
 
-from surefeat.boxes.config import BoxesConfig, DetectorConfig
+from surefeat.boxes.config import BoxesConfig, DetectorConfig, check_boxes_config
 from surefeat.core.files import (
     checked_weights,
     choose_device,
@@ -188,16 +188,23 @@ class Detector(nn.Module):
                 f"no detector at {folder} (looked for {SETTINGS}, also in model/); pass a folder "
                 "written by `surefeat boxes fit`"
             )
-        about = json.loads((folders[0] / SETTINGS).read_text())
-        weights = checked_weights(folders[0] / WEIGHTS, about["sha256"])
         try:
+            about = json.loads((folders[0] / SETTINGS).read_text())
+            wanted = about["sha256"]
             fitted: BoxesConfig = from_dict(BoxesConfig, about["config"])
-        except ValueError as error:
-            fix = "it is of another version: fit it anew"
+            check_boxes_config(fitted)
+            categories = tuple(map(str, about["categories"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            fix = "it is damaged or of another version: fit it anew"
             raise ValueError(f"{folders[0] / SETTINGS}: {error}; {fix}") from error
-        detector = cls(fitted.detector, tuple(about["categories"]))
+        state = read_tensors(checked_weights(folders[0] / WEIGHTS, wanted))[0]
+        detector = cls(fitted.detector, categories)
         detector.fitted = fitted
-        detector.load_state_dict({k: v.float() for k, v in read_tensors(weights)[0].items()})
+        try:
+            detector.load_state_dict({k: v.float() for k, v in state.items()})
+        except RuntimeError as error:
+            what = f"weights and {SETTINGS} are of different detectors"
+            raise ValueError(f"{folders[0]}: {what}; fit it anew") from error
         return detector.eval().to(choose_device(device))
 
 

@@ -159,6 +159,7 @@ def _sheet(done: Predicted, labels: LabelledImages, count: int) -> str | None:
     """Draw the contact sheet; without matplotlib say what is missing."""
     try:
         from surefeat.show.objects import contact_sheet
+        from surefeat.show.style import write_figure
     except ImportError as error:
         say_not_drawn("contact sheet", error)
         return None
@@ -173,5 +174,5 @@ def _sheet(done: Predicted, labels: LabelledImages, count: int) -> str | None:
     if count < 1 or not done.selection.candidates:
         return None
     path = done.folder / "sheet.png"
-    contact_sheet(done.selection, read, count=count).savefig(path, dpi=150)
+    write_figure(contact_sheet(done.selection, read, count=count), path)
     return str(path)

@@ -61,6 +61,8 @@ class DataShow:
     """Folder of the benchmark, or the list."""
     out: Path = Path("pairs.png")
     """Picture to write."""
+    images: Path | None = None
+    """Where a list finds its images, if not beside it."""
     split: str = "test"
     """Which pairs."""
     count: int = 6
@@ -68,21 +70,17 @@ class DataShow:
     json: Json = False
 
     def run(self) -> None:
-        from io import BytesIO
-
-        from surefeat.core.files import write_bytes
         from surefeat.data.benchmarks import load_benchmark
         from surefeat.show.results import keypoint_pairs
+        from surefeat.show.style import write_figure
 
-        pairs = load_benchmark(self.name, self.data, split=self.split).pairs
+        chosen_from = load_benchmark(self.name, self.data, split=self.split, images=self.images)
+        pairs = chosen_from.pairs
         count = min(self.count, len(pairs))
         if count < 1:
             raise ValueError(f"count is {self.count}; draw at least 1 pair")
         chosen = [pairs[i * len(pairs) // count] for i in range(count)]
-        drawn = BytesIO()
-        kind = self.out.suffix.lstrip(".") or "png"
-        keypoint_pairs(chosen).savefig(drawn, dpi=150, format=kind)
-        write_bytes(self.out, drawn.getvalue())
+        write_figure(keypoint_pairs(chosen), self.out)
         result = {"picture": str(self.out), "shown": count, "pairs": len(pairs)}
         words = f"{count} of {len(pairs)} pairs in {self.out}"
         say(result, to_script=self.json, words=words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from surefeat.keypoints.config import KeypointConfig
 
 if TYPE_CHECKING:
     from surefeat.data.decode import Skipped
-    from surefeat.data.keypoints import KeypointSet
+    from surefeat.data.keypoints import KeypointSet, Labelled
     from surefeat.keypoints.detector import KeypointDetector
 
 
@@ -164,19 +165,25 @@ def _photos(given: Path) -> list[Path]:
 
 
 def _draw(labelled: KeypointSet, out: Path) -> None:
-    """One PNG per photo, named after it, and sheet.png, a look at them all; names stay apart."""
+    """One PNG per photo, named after it, and sheet.png, a look at them all; equal names get a
+    number."""
+    from surefeat.core.files import file_stem
     from surefeat.show.objects import keypoint_sheet, keypoints
+    from surefeat.show.style import write_figure
 
-    sheet = keypoint_sheet(labelled.objects, labelled.categories)
-    sheet.savefig(out / "sheet.png", dpi=150)
-    taken = {"sheet"}
-    for name in dict.fromkeys(item.name for item in labelled.objects):
-        objects = [item for item in labelled.objects if item.name == name]
-        stem = Path(name).stem
+    write_figure(keypoint_sheet(labelled.objects, labelled.categories), out / "sheet.png")
+    photos: dict[str, list[Labelled]] = {}
+    for item in labelled.objects:
+        photos.setdefault(item.name, []).append(item)
+    taken, equal = {"sheet"}, Counter[str]()
+    for name, objects in photos.items():
+        plain = stem = file_stem(Path(name).stem)
         while stem in taken:
-            stem += "_"
+            equal[plain] += 1
+            stem = f"{plain}_{equal[plain] + 1}"
         taken.add(stem)
-        keypoints(objects[0].read(), objects, labelled.categories).savefig(out / f"{stem}.png")
+        drawn = keypoints(objects[0].read(), objects, labelled.categories)
+        write_figure(drawn, out / f"{stem}.png", dpi=100)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     import torch
@@ -247,7 +248,10 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Rebuild a config dataclass from JSON; an unknown key is an error that names it."""
+    """Rebuild a config dataclass from JSON; an unknown key, or a value of another kind than the
+    setting's, is an error that names it."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{kind.__name__} is {values!r}, not settings by name")
     hints = get_type_hints(kind)
     known = {item.name for item in fields(kind)}
     unknown = sorted(set(values) - known)
@@ -261,7 +265,27 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
             built[name] = from_dict(hint, value)  # type: ignore[arg-type]
         else:
             built[name] = tuple(value) if isinstance(value, list) else value
+            if not _fits(built[name], hint):
+                raise ValueError(f"{kind.__name__}.{name} is {value!r}, which it cannot be")
     return kind(**built)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a setting's type: a plain one, a tuple, one of several, or None."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return value in inner
+    if kind in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if kind is tuple:
+        wanted = [inner[0]] * len(value) if inner[-1] is ... and isinstance(value, tuple) else inner
+        several = isinstance(value, tuple) and len(value) == len(wanted)
+        return several and all(map(_fits, value, wanted))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
 
 
 def by_flag(settings: Any, above: str = "") -> dict[str, Any]:

@@ -8,7 +8,6 @@ there.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,9 @@ from surefeat.data.decode import Box, Item, Place, SourceError
 
 # Whatever a json of another shape leads to.
 _WRONG = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
+
+# Pixels; no image is so large.
+_FARTHEST = 1e9
 
 _FIX = "it needs images, annotations and categories, each a list"
 
@@ -139,8 +141,8 @@ def read_annotations(path: Path, *, strict: bool = True) -> Coco:
             key: make_category(name, entry.get("keypoints") or (), entry.get("flip"))
             for key, (name, entry) in kinds.items()
         }
-    except ValueError as error:
-        raise SourceError(f"{path}: {error}") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SourceError(f"{path}: {error}; correct its categories") from error
     rows = {key: row for row, key in enumerate(images)}
     columns = {key: column for column, key in enumerate(categories)}
     annotations = []
@@ -168,7 +170,7 @@ def _annotation(
         if strict and key not in known:
             raise ValueError(f"no image or category has the id {key!r}; correct it or remove it")
     box = _numbers(entry.get("bbox"), "bbox")
-    if box and (len(box) != 4 or not all(map(math.isfinite, box))):
+    if box and (len(box) != 4 or not all(abs(value) < _FARTHEST for value in box)):
         if strict:
             fix = "give x, y, width, height in pixels, or no bbox"
             raise ValueError(f"bbox {list(box)} is no box; {fix}")

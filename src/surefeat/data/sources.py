@@ -165,7 +165,8 @@ def _files(source: str | Path, images: str | Path | None = None) -> list[Item]:
 
 
 def _shards(folder: Path) -> list[Item]:
-    return [item for tar in sorted(folder.glob("*.tar")) for item in _members(tar)]
+    tars = (tar for tar in sorted(folder.glob("*.tar")) if not tar.name.startswith("."))
+    return [item for tar in tars for item in _members(tar)]
 
 
 def _members(path: Path) -> Iterator[Item]:
@@ -373,12 +374,15 @@ def _csv_labels(path: Path) -> dict[str, PhotoLabels]:
         fix = "its first line must be image,label"
         raise SourceError(f"{path} has no column {missing[0]!r}; {fix}")
     named: dict[str, set[str]] = {}
-    for row in rows:
-        name = (row["image"] or "").strip()
-        if not name:
-            raise SourceError(f"{path}, line {rows.line_num}: no image is named; fill it in")
-        labels = (label.strip() for label in (row["label"] or "").split(";"))
-        named.setdefault(name, set()).update(label for label in labels if label)
+    try:
+        for row in rows:
+            name = (row["image"] or "").strip()
+            if not name:
+                raise SourceError(f"{path}, line {rows.line_num}: no image is named; fill it in")
+            labels = (label.strip() for label in (row["label"] or "").split(";"))
+            named.setdefault(name, set()).update(label for label in labels if label)
+    except csv.Error as error:
+        raise SourceError(f"{path}, line {rows.line_num}: {error}; correct the line") from error
     return {
         name: PhotoLabels(name, missing_image(name, path.parent), frozenset(labels))
         for name, labels in named.items()

@@ -221,13 +221,24 @@ def read_detector(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         missing = sorted({"sha256", "features", "categories", "config"} - settings.keys())
         if settings.get("format") not in (FORMAT, OLDER) or missing:
             raise ValueError(f"format {settings.get('format')!r}, without {missing}")
-    except (ValueError, AttributeError) as error:
+        if settings["format"] == OLDER:
+            known = {field.name for field in fields(KeypointConfig)}
+            kept = {name: value for name, value in settings["config"].items() if name in known}
+            settings["config"] = kept
+        _check_shape(settings)
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} is not what a detector writes ({error}); {_FIX}") from error
-    if settings["format"] == OLDER:
-        known = {field.name for field in fields(KeypointConfig)}
-        kept = {name: value for name, value in settings["config"].items() if name in known}
-        settings["config"] = kept
     return read_tensors(checked_weights(folder / HEAD, settings["sha256"]))[0], settings
+
+
+def _check_shape(settings: dict[str, Any]) -> None:
+    """Whatever error, where the features, categories or settings of a detector are none."""
+    from_dict(KeypointConfig, settings["config"])
+    for category in settings["categories"]:
+        make_category(**category)
+    for name in ("trunk", "lower", "sha256"):
+        if not isinstance(settings["features"][name], str):
+            raise ValueError(f"its features have no {name}")
 
 
 def _usable(given: KeypointSet, config: KeypointConfig, *, stride: int) -> KeypointSet:

@@ -200,7 +200,7 @@ class Run:
         """The settings of the run, which is to be one of this kind."""
         try:
             settings: Settings = from_dict(kind, json.loads(self.settings_file.read_text()))
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"{self.settings_file} holds no {kind.__name__} ({error}); the run is of another "
                 "command or version"
@@ -229,10 +229,10 @@ class Run:
         """
         file = self.folder / "images.json"
         if self.checkpoints() and file.is_file():
-            before = json.loads(file.read_text())
+            before = _record(file)
             if before.get("sha256") != about["sha256"]:
                 raise ValueError(
-                    f"the images changed since the run began ({before['images']} then, "
+                    f"the images changed since the run began ({before.get('images')} then, "
                     f"{about['images']} now; their labels and proposals count too); put them back, "
                     "or start a new run with another --out"
                 )
@@ -251,10 +251,14 @@ class Run:
         """All lines of metrics.jsonl; a line cut off by a crash, or not yet whole, is left out."""
         rows = []
         for line in (
-            self.metrics_file.read_text().splitlines() if self.metrics_file.exists() else ()
+            self.metrics_file.read_text(errors="replace").splitlines()
+            if self.metrics_file.exists()
+            else ()
         ):
             with suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
+                row = json.loads(line)
+                if isinstance(row, dict) and isinstance(row.get("step"), int):
+                    rows.append(row)
         return rows
 
     def forget_after(self, step: int) -> None:
@@ -305,6 +309,17 @@ class Run:
 
     def _checkpoint_file(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step:08d}.safetensors"
+
+
+def _record(file: Path) -> dict[str, Any]:
+    """A JSON file of values by name; ValueError: it is none."""
+    try:
+        values = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged ({error}); put back a copy of it") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} is damaged; put back a copy of it")
+    return values
 
 
 def _digest(tensors: dict[str, Tensor], about: str) -> str:

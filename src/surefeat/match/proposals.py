@@ -241,7 +241,7 @@ def _opened(
                 _begin(store, config)
             _check(store, config, file)
             yield store
-    except (sqlite3.Error, zlib.error) as error:
+    except (sqlite3.Error, zlib.error, TypeError) as error:
         if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
             raise OSError(f"{file}: {error}; is the disk full, or the file in use?") from error
         raise ValueError(
@@ -260,7 +260,7 @@ def _begin(store: sqlite3.Connection, config: ProposalConfig) -> None:
 
 
 def _check(store: sqlite3.Connection, config: ProposalConfig | None, file: Path) -> None:
-    kind, said = store.execute("SELECT format, settings FROM about").fetchone()
+    kind, said = store.execute("SELECT format, settings FROM about").fetchone() or ("", "")
     if kind != _FORMAT:
         raise ValueError(f"{file} holds proposals of another version; remove it and run again")
     if config is not None and said != settings_text(config):

@@ -260,10 +260,38 @@ def read_result(path: Path) -> Result:
         result: Result = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
-    missing = [name for name in NEEDED if name not in result]
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error})") from error
+    given = result if isinstance(result, dict) else {}
+    missing = [name for name in NEEDED if name not in given]
     if missing:
         raise ValueError(f"{path} is no result of surefeat evaluate: no {', '.join(missing)}")
+    wrong = _wrong_entry(result)
+    if wrong:
+        raise ValueError(f"{path} is damaged: its {wrong} is not what surefeat evaluate writes")
     return result
+
+
+def _wrong_entry(result: Result) -> str | None:
+    """The first entry of another shape than results have; None: all are as they should be."""
+
+    def numbers(values: Any) -> bool:
+        known = values.values() if isinstance(values, dict) else values
+        return all(value is None or isinstance(value, int | float) for value in known)
+
+    for name in ("row", "benchmark", "split", "rule"):
+        if name in result and not isinstance(result[name], str):
+            return name
+    for name in ("metrics", "by_class", "curves", "pairs"):
+        if not isinstance(result.get(name, {}), dict):
+            return name
+    if "curves" in result and not numbers(result["metrics"]):  # of boxes they are by class
+        return "metrics"
+    for name, kind in (("by_class", dict), ("curves", list), ("pairs", list)):
+        for key, values in result.get(name, {}).items():
+            if not isinstance(values, kind) or (key != "names" and not numbers(values)):
+                return f"{name}, {key}"
+    return None
 
 
 def _short(value: Any) -> Any:

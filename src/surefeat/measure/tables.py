@@ -103,7 +103,7 @@ def read_results(folder: Path) -> list[Result]:
     for path in sorted(folder.rglob("*.json")):
         try:
             result = read_result(path)
-        except ValueError:
+        except ValueError:  # other files may lie there
             continue
         if "curves" in result:
             results.append(result)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from surefeat.core.files import checked_weights, from_dict
+from surefeat.core.files import check_settings, checked_weights, from_dict
 
 Trained = Literal["all", "last", "head"]
 
@@ -107,7 +107,9 @@ def read_settings(folder: Path) -> tuple[ModelConfig, Path, str]:
         settings = json.loads(path.read_text())
         wanted = settings["sha256"]
         config: ModelConfig = from_dict(ModelConfig, settings["config"])
-    except (ValueError, KeyError, TypeError) as error:
+        sides = {"channels": 1 << 16, "longest-side": 1 << 16, "sigma-floor": 0.9}
+        check_settings(config, least={"channels": 1, "longest-side": 16}, most=sides)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"{path} is not what save_pretrained writes ({error})"
         raise ValueError(f"{what}; pass a folder written by `surefeat pretrain`") from error
     return config, checked_weights(folder / WEIGHTS, wanted), wanted

@@ -131,7 +131,7 @@ def write_results(folder: Path, out: Path) -> Path:
             figures.append(region_figure(results))
         stem = file_stem(benchmark, split)  # a result file may come from anywhere
         for name, figure in zip(("pck", "regions"), figures, strict=False):
-            figure.savefig(out / f"{stem}-{name}.png", dpi=150)
+            style.write_figure(figure, out / f"{stem}-{name}.png")
         # Figures have the best row on top, and so have tables.
         best_first = results[::-1]
         table = tables.route_table(best_first)

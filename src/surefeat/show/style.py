@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
+from io import BytesIO
+from pathlib import Path, PurePath
 from typing import Any
 
 from torch import Tensor
 
+from surefeat.core.files import write_bytes
 from surefeat.core.geometry import Frame, cell_centres, sample
 from surefeat.core.image import ImageLike, load, resize
 from surefeat.model.features import Features
@@ -75,6 +77,13 @@ def new_figure(height: float, label: str, *, width: float = WIDTH) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.set_label(label)
     return figure
+
+
+def write_figure(figure: Figure, path: Path, *, dpi: int = 150) -> None:
+    """Write a picture, whole or not at all."""
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=dpi, format=path.suffix.lstrip(".") or "png")
+    write_bytes(path, drawn.getvalue())
 
 
 def pairs_of_tiles(

@@ -1,0 +1,284 @@
+"""Malformed files and options end in one line that names the fix, never in a traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tiny
+from surefeat.cli.main import main
+from surefeat.data.coco import read_annotations
+from surefeat.data.decode import SourceError
+from surefeat.data.pairs import load_pairs
+from surefeat.data.sources import find_images
+from surefeat.learn.runs import Run
+from surefeat.match.proposals import read_proposals
+from surefeat.measure.results import read_result
+from surefeat.model.config import read_settings
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+def refused(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said, which must be one line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(command.split())
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "Traceback" not in said
+    assert said.startswith("surefeat: ")
+    assert said.count("\n") == 1
+    return said
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_labelled(tmp_path_factory.mktemp("photos")).parent
+
+
+BIG = 10**400
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda d: d.update(images={"a": 1}),
+        lambda d: d["images"][0].update(id=[1]),
+        lambda d: d["images"][0].update(width=BIG),
+        lambda d: d["images"][0].pop("file_name"),
+        lambda d: d["categories"][0].update(keypoints=3),
+        lambda d: d["categories"][0].update(flip=[None]),
+        lambda d: d["categories"][0].update(id={}),
+        lambda d: d["annotations"][0].update(image_id=[1]),
+        lambda d: d["annotations"][0].update(category_id={"a": 1}),
+        lambda d: d["annotations"][0].update(bbox=[BIG, 0, 1, 1]),
+        lambda d: d["annotations"][0].update(bbox=[1e308, 0, 1e308, 1]),
+        lambda d: d["annotations"][0].update(bbox="abcd"),
+        lambda d: d["annotations"][0].update(keypoints=[[1]]),
+        lambda d: d["annotations"][0].update(keypoints=[BIG] * 3),
+        lambda d: d.update(annotations=[1]),
+    ],
+)
+def test_a_coco_file_that_cannot_be_meant_is_one_line(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: Edit
+) -> None:
+    content = json.loads((photos / "keypoints.json").read_text())
+    edit(content)
+    (tmp_path / "bad.json").write_text(json.dumps(content))
+    command = f"keypoints fit {tmp_path / 'bad.json'} --images {photos} --out {tmp_path / 'out'}"
+    assert "bad.json" in refused(command, capsys)
+    assert not (tmp_path / "out").exists()
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+ANY = st.recursive(
+    PLAIN, lambda s: st.lists(s, max_size=3) | st.dictionaries(st.text(max_size=3), s, max_size=2)
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value inside a JSON value."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value)
+    return [
+        way
+        for key, inner in entries
+        for way in (
+            (*path, key),
+            *(places(inner, (*path, key)) if isinstance(inner, dict | list) else ()),
+        )
+    ]
+
+
+def exchanged(content: Any, way: tuple[Any, ...], value: Any) -> Any:
+    content = copy.deepcopy(content)
+    inside = content
+    for key in way[:-1]:
+        inside = inside[key]
+    inside[way[-1]] = value
+    return content
+
+
+SMALL_COCO = {
+    "images": [{"id": 1, "file_name": "a.png", "width": 9, "height": 9}],
+    "categories": [{"id": 1, "name": "c", "keypoints": ["l", "r"], "flip": [1, 0]}],
+    "annotations": [
+        {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 5, 5], "iscrowd": 0,
+         "keypoints": [1, 1, 2, 3, 3, 2]}
+    ],
+}  # fmt: skip
+
+FEW = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@FEW
+@given(way=st.sampled_from(places(SMALL_COCO)), value=ANY, strict=st.booleans())
+def test_any_value_anywhere_in_a_coco_file_is_read_or_refused(
+    tmp_path: Path, way: tuple[Any, ...], value: Any, strict: bool
+) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(exchanged(SMALL_COCO, way, value)))
+    try:
+        read_annotations(tmp_path / "x.json", strict=strict)
+    except SourceError as error:
+        said = str(error)
+    else:
+        said = "x.json is read"
+    assert "x.json" in said
+
+
+@FEW
+@given(text=st.text(st.sampled_from('a,;1.-"\r\n\0é'), max_size=60))
+def test_any_text_as_a_pair_list_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.csv"
+    file.write_text("source_image,target_image,class,XA,YA,XB,YB\n" + text, newline="")
+    with pytest.raises(ValueError, match=r"x\.csv"):
+        load_pairs(file)
+
+
+@pytest.mark.parametrize("row", ["a\rb,x\n", "x" * 200_000 + ",y\n"])
+def test_a_label_list_with_a_huge_field_is_one_line(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], row: str
+) -> None:
+    (tmp_path / "l.csv").write_text("image,label\n" + row, newline="")
+    command = f"boxes fit {photos} --labels {tmp_path / 'l.csv'} --out {tmp_path / 'o'} --init none"
+    refused(command, capsys)
+
+
+@pytest.mark.parametrize("change", ["update proposals set boxes='x'", "delete from about",
+                                    "update proposals set boxes=null"])  # fmt: skip
+def test_a_damaged_file_of_proposals_is_one_line(tmp_path: Path, change: str) -> None:
+    file = tiny.make(tmp_path / "scenes", count=1, boxes=4) / "proposals.npz"
+    store = sqlite3.connect(file)
+    with store:
+        store.execute(change)
+    store.close()
+    with pytest.raises(ValueError, match="remove it and run again"):
+        read_proposals(file)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_model(tmp_path_factory.mktemp("model"))
+
+
+def test_any_value_anywhere_in_a_models_settings_is_read_or_refused(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    whole = json.loads((model_folder / "model.json").read_text())
+    shutil.copytree(model_folder, tmp_path / "m")
+    for way in places(whole):
+        for value in (None, [], {}, "x", -1, 1e400, [None], BIG, True):
+            if (way[-1], value) in (("stride_in_1x1", True), ("config", {})):
+                continue  # settings they may be
+            text = json.dumps(exchanged(whole, way, value))
+            (tmp_path / "m" / "model.json").write_text(text)
+            if way[-1] in ("trunk", "lower") and value == "x":
+                continue  # a name that building the network refuses
+            with pytest.raises(ValueError, match=r"m[/\\]model"):
+                read_settings(tmp_path / "m")
+
+
+def test_a_damaged_result_is_one_line(tmp_path: Path) -> None:
+    about = dict.fromkeys(("config", "weights_sha256", "commit", "hardware", "date"), "x")
+    whole = {**about, "row": "r", "benchmark": "b", "split": "s", "metrics": {"pck": 1.0},
+             "pairs": {"names": ["a"], "points": [1]}, "curves": {"pcr": [0.5]}}  # fmt: skip
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(whole))
+    assert read_result(file) == whole
+    for way in [("row",), ("benchmark",), ("metrics",), ("metrics", "pck"), ("pairs", "points")]:
+        file.write_text(json.dumps(exchanged(whole, way, {"x": "y"})))
+        with pytest.raises(ValueError, match=r"r\.json is damaged: its"):
+            read_result(file)
+    for text in ("3", "null", "[]", "[" * 100_000, ""):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"r\.json"):
+            read_result(file)
+
+
+def test_lines_of_a_log_that_are_none_are_left_out(tmp_path: Path) -> None:
+    lines = [b"[]", b"3", b'{"loss": 1}', b'{"step": null}', b"\xff\xfe", b'{"step": 4}']
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
+    assert Run(tmp_path).metrics() == [{"step": 4}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--side 0", "--side -5", "--count 0", "--points nan nan", "--device xpu", "--device meta",
+     "--device cpu:5", "--regions -1"],
+)  # fmt: skip
+def test_match_refuses_options_that_cannot_work(
+    photos: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    options: str,
+) -> None:  # fmt: skip
+    first, second = sorted(photos.glob("*.png"))[:2]
+    out = tmp_path / "out"
+    refused(f"match {first} {second} --model {model_folder} --out {out} {options}", capsys)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--train.lr nan", "--train.lr -1", "--train.head-lr inf", "--loss.ignore-radius nan",
+     "--warp.zoom 0 0", "--warp.rotation nan", "--model.sigma-floor 2", "--data.workers -1",
+     "--steps -1", "--context nan", "--overfit -1"],
+)  # fmt: skip
+def test_pretrain_refuses_numbers_that_cannot_work(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str
+) -> None:
+    start = f"pretrain {photos} --out {tmp_path / 'run'} --preset small --init none --device cpu"
+    assert options.split()[0].strip("-").split(".")[-1] in refused(f"{start} {options}", capsys)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["data synthetic {out} --count 0", "evaluate parts --model {model} --count 0",
+     "evaluate self {photos} --model {model} --count -1",
+     "boxes propose {photos} --labels {photos}/keypoints.json --file {out} --workers 0"],
+)  # fmt: skip
+def test_counts_of_nothing_are_refused(
+    photos: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:  # fmt: skip
+    refused(command.format(out=tmp_path / "o", model=model_folder, photos=photos), capsys)
+
+
+def test_names_of_results_lead_to_no_other_folder(
+    listed: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a" / "b" / "out"
+    common = f"--out {out} --measures nearest --shifted nearest --device cpu --pairs 1"
+    main(f"evaluate pairs {listed} --rows ../../../x={model} {common}".split())
+    (file,) = out.glob("*.json")
+    result = json.loads(file.read_text())
+    result["benchmark"] = "../../../x"
+    file.write_text(json.dumps(result))
+    main(f"evaluate tables {out} --out {out / 'tables'}".split())
+    made = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert all(path.is_relative_to(out) for path in made)
+
+
+def test_a_list_finds_its_images_elsewhere_when_pairs_are_shown(
+    listed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone, picture = tmp_path / "alone.csv", tmp_path / "pairs.png"
+    alone.write_text(listed.read_text())
+    assert "there is no image" in refused(f"data show pairs {alone} --out {picture}", capsys)
+    main(f"data show pairs {alone} --images {listed.parent} --out {picture} --count 1".split())
+    assert picture.stat().st_size > 1000
+
+
+def test_hidden_tar_files_are_passed_over_like_hidden_photos(tmp_path: Path) -> None:
+    tiny.shard(tmp_path / "a.tar", {"x.png": tiny.gradient(20, 20)})
+    (tmp_path / "._a.tar").write_bytes(b"macOS")
+    assert tiny.names(find_images(tmp_path)) == ["a.tar/x.png"]
