@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefeat.core.files import from_dict, pack_tensors, to_dict, write_bytes
-from surefeat.core.geometry import Frame, clip_boxes, pixel_to_grid, sample
+from surefeat.core.geometry import Frame, cell_centres, clip_boxes, pixel_to_grid, sample
 from surefeat.core.image import ImageLike
 
 if TYPE_CHECKING:
     from surefeat.model.network import DenseFeatures
-from surefeat.model.probability import Reliability
+from surefeat.model.config import POINT_WEIGHTS
+from surefeat.model.probability import Cohort, Reliability
 
 Layer = Literal["descriptors", "lower"]
 
@@ -49,6 +50,9 @@ class Features:
     """Where the image came from."""
     reliability: Reliability | None = None
     """What the model knows of its own matches; match_points reads it."""
+    common: Tensor | None = None
+    """(h, w): each cell's highest similarity with the model's cohort, places of other photos; None:
+    the model has none."""
 
     @property
     def confidence(self) -> Tensor:
@@ -73,6 +77,12 @@ class Features:
     def confidence_at(self, points: Tensor) -> Tensor:
         """1/sigma at points: (N, 2) original pixels -> (N,)."""
         return self._read(self.uncertainty[None], points)[:, 0].reciprocal()
+
+    def common_at(self, points: Tensor) -> Tensor:
+        """`common` at points: (N, 2) original pixels -> (N,)."""
+        if self.common is None:
+            raise ValueError("the model of these features has no cohort of other photos' places")
+        return self._read(self.common[None], points)[:, 0]
 
     def layer(self, name: Layer, *, confidence: bool = False) -> Tensor:
         """(C, h, w) or (D, h', w'); with `confidence`, descriptors are scaled by 1/sigma."""
@@ -112,6 +122,7 @@ class Features:
             descriptors=self.descriptors.to(device),
             uncertainty=self.uncertainty.to(device),
             lower=self.lower.to(device),
+            common=None if self.common is None else self.common.to(device),
         )
 
     def save(self, path: str | Path) -> None:
@@ -121,6 +132,8 @@ class Features:
             "uncertainty": self.uncertainty.float(),
             "lower": self.lower.half(),
         }
+        if self.common is not None:
+            tensors["common"] = self.common.float()
         about = {"original": self.frame.original, "network": self.frame.network,
                  "stride": self.stride, "name": self.name,
                  "reliability": self.reliability and to_dict(self.reliability)}  # fmt: skip
@@ -147,6 +160,16 @@ class Features:
         reliability = None if known is None else from_dict(Reliability, known)
         rest = {"stride": about["stride"], "name": about["name"], "reliability": reliability}
         return Features(**tensors, frame=frame, **rest)
+
+
+def compare_with(cohort: Cohort, features: Features) -> Features:
+    """The same features, every cell compared with a cohort of the same model."""
+    size = (features.descriptors.shape[1], features.descriptors.shape[2])
+    device = features.descriptors.device
+    centres = cell_centres(size=size, stride=features.stride, device=device)
+    points = features.frame.to_original(centres)
+    nearest = cohort.nearest(features.at(points), features.lower_at(points), POINT_WEIGHTS)
+    return replace(features, common=nearest.reshape(size))
 
 
 def box_cells(boxes: Tensor, sizes: Tensor, shapes: Tensor) -> Tensor:
@@ -275,6 +298,7 @@ def join_scales(parts: Sequence[Features]) -> Features:
         uncertainty=torch.stack(sigma).mean(0)[0],
         lower=_side_by_side([part.lower for part in parts]),
         reliability=None,
+        common=None,
     )
 
 

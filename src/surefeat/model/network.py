@@ -36,9 +36,9 @@ from surefeat.model.config import (
     model_folder,
     read_settings,
 )
-from surefeat.model.features import Features
+from surefeat.model.features import Features, compare_with
+from surefeat.model.probability import COHORT, Cohort, Reliability
 from surefeat.model.probability import FILE as RELIABILITY
-from surefeat.model.probability import Reliability
 from surefeat.model.trunks import build_trunk
 from surefeat.model.weights import check_finite, load_initial, quantise, stride_in_1x1_of, widen
 
@@ -70,6 +70,7 @@ class DenseFeatures(nn.Module):
         self.config = config or ModelConfig()
         self.trunk = build_trunk(self.config.trunk, stride_in_1x1=self.config.stride_in_1x1)
         self.reliability: Reliability | None = None
+        self.cohort: Cohort | None = None
         self.weights_sha256 = ""  # of the file it was read from or last written to
         self.lower = _lower_layer(self.config, list(self.trunk.taps))
         self.head = nn.Conv2d(self.trunk.taps[self.trunk.last], self.config.channels + 1, 1)
@@ -197,18 +198,21 @@ class DenseFeatures(nn.Module):
         for row, (index, _, frame, name) in enumerate(group):
             reliability = known if known and known.holds_at(frame.network) else None
             own = (maps.descriptors[row].float(), maps.uncertainty[row].float(), lower[row])
-            yield index, Features(*own, frame, self.stride, name, reliability)
+            features = Features(*own, frame, self.stride, name, reliability)
+            yield index, compare_with(self.cohort, features) if self.cohort else features
 
     def save_pretrained(self, folder: str | Path, *, int8: bool = False) -> None:
         """Write model.json and model.safetensors; int8 stores filters in a quarter of the space."""
         folder, state = Path(folder), self.state_dict()
         state = quantise({k: v.cpu() for k, v in state.items()}) if int8 else state
-        if self.reliability is None:
-            (folder / RELIABILITY).unlink(missing_ok=True)  # of a model that was here before
+        for file in (RELIABILITY, COHORT):  # of a model that was here before
+            (folder / file).unlink(missing_ok=True)
         write_model(folder / WEIGHTS, state, folder / SETTINGS, {"config": to_dict(self.config)})
         self.weights_sha256 = file_hash(folder / WEIGHTS)
         if self.reliability is not None:
             replace(self.reliability, weights_sha256=self.weights_sha256).save(folder)
+        if self.cohort is not None:
+            self.cohort.save(folder)
 
     @classmethod
     def from_pretrained(
@@ -233,6 +237,7 @@ class DenseFeatures(nn.Module):
         known = Reliability.load(folder)
         # One that was fitted to other weights says nothing of these.
         model.reliability = known if known and known.weights_sha256 in ("", digest) else None
+        model.cohort = Cohort.load(folder) if model.reliability else None
         model.weights_sha256 = digest
         return model.eval().to(where)
 
