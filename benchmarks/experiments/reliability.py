@@ -278,7 +278,9 @@ def judged_points(table: Table, fits: dict[str, Logistic]) -> dict[str, Any]:
         "by kind": {
             kind: {
                 "points": int((what == kind).sum()),
-                "right": round(float(table.right[torch.from_numpy(what == kind)].float().mean()), 4),
+                "right": round(
+                    float(table.right[torch.from_numpy(what == kind)].float().mean()), 4
+                ),
                 "probability": round(float(chance[torch.from_numpy(what == kind)].mean()), 4),
             }
             for kind in dict.fromkeys(table.what)

@@ -343,4 +343,3 @@ def _renamed(case: Case, kind: str) -> Case:
         for p in (case.photo0, case.photo1)
     ]
     return Case(*photos, case.related, case.kind, case.points0, case.points1, case.what)
-

@@ -89,7 +89,7 @@ def fit_logistic(
     signs: Mapping[str, Tensor], right: Tensor, *, fitted_on: str, weight: Tensor | None = None,
     ridge: float = 1e-4, prior: Logistic | None = None, strength: float = 0.0,
 ) -> Logistic:  # fmt: skip
-    """Fit on signs (N,) each and answers (N,) bool, by Newton's method.
+    """Fit on signs (N,) each and answers (N,), bool or shares in [0, 1], by Newton's method.
 
     Minimises the weighted mean log loss + ridge/2 |weights|^2: the ridge keeps weights finite where
     signs separate right from wrong. The bias is free, so the mean probability is the share of right
@@ -150,6 +150,19 @@ def _newton(
 
 
 @dataclass(frozen=True)
+class KeypointTrust:
+    """How far a detector's keypoints can be trusted (keypoints.trust.SIGNS)."""
+
+    present: Logistic
+    """The probability that the part is in the photo."""
+    right: Logistic
+    """That it is, and within a tenth of the box's longer side of the place that was found."""
+    error: Logistic
+    """How far off the place is expected to be where the part is in the photo: not a probability,
+    but a share of the box's longer side, at most 1."""
+
+
+@dataclass(frozen=True)
 class Reliability:
     """What a model knows of its own answers: three probabilities, each of its own question."""
 
@@ -169,6 +182,8 @@ class Reliability:
     """The model whose features were matched."""
     sides: tuple[int, ...] = ()
     """Longest sides of the network's input it was fitted at, pixels: signs change with them."""
+    keypoints: KeypointTrust | None = None
+    """Where the trust in a new keypoint detector starts from, before its own labels speak."""
 
     def holds_at(self, network: tuple[int, int]) -> bool:
         """Whether it speaks of inputs of this (height, width): from its least side to its most."""
