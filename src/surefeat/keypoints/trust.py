@@ -28,8 +28,8 @@ FOLDS = 5
 
 SIGNS = ("peak", "gap", "agreement", "rival", "confidence", "share", "labels")
 
-PRIOR_STRENGTH = 40.0
-"""Answers that the prior counts for, beside those of the labels."""
+PRIOR_STRENGTH = 10.0
+"""Of the prior beside the labels (see fit_logistic)."""
 
 # Cells around a peak that belong to it.
 _OWN = 2
@@ -168,7 +168,7 @@ def join_answers(parts: Sequence[Answers]) -> Answers:
 def fit_trust(answers: Answers, prior: KeypointTrust | None, *, words: str) -> KeypointTrust | None:
     """The three models from known answers; None where they are too few and there is no prior.
 
-    A prior counts like PRIOR_STRENGTH answers more.
+    A prior holds with PRIOR_STRENGTH.
     """
     seen = answers.visible
     varied = bool(answers.right.any()) and not bool(answers.right.all())

@@ -318,7 +318,7 @@ def extract_to_folder(
     with tqdm(total=len(todo), desc="extracting", unit="img", disable=quiet or rank > 0) as bar:
         for start in range(0, len(todo), batch):
             part = todo[start : start + batch]
-            for path, features in _extract_readable(model, part, skipped, longest_side=side):
+            for path, features in extract_readable(model, part, skipped, longest_side=side):
                 features.save(readable[path])
                 written += 1
             bar.update(len(part))
@@ -339,7 +339,7 @@ def _check_same_model(model: DenseFeatures, longest_side: int, out: Path) -> Non
         raise ValueError(f"{out} holds {what}; pass another --out")
 
 
-def _extract_readable(
+def extract_readable(
     model: DenseFeatures, paths: list[Path], skipped: list[Skipped], *, longest_side: int
 ) -> Iterator[tuple[Path, Features]]:
     """Features of the images that can be read, in one batch if all can."""

@@ -93,8 +93,8 @@ def fit_logistic(
 
     Minimises the weighted mean log loss + ridge/2 |weights|^2: the ridge keeps weights finite where
     signs separate right from wrong. The bias is free, so the mean probability is the share of right
-    answers. With a prior, its mean and scale are kept and its weights and bias count like
-    `strength` answers more, so that few answers can only correct it.
+    answers. With a prior, its mean and scale are kept, and leaving its weights and bias costs
+    strength/2 |change|^2 beside the log loss of all answers, so that few can only correct it.
     """
     names = prior.signs if prior else tuple(signs)
     table = torch.stack([signs[name] for name in names], dim=-1).double().cpu()
@@ -102,7 +102,7 @@ def fit_logistic(
     counts = torch.ones_like(answers) if weight is None else weight.double().cpu()
     counts = counts / counts.sum()
     if prior is None:
-        if len(table) != len(right) or right.all() or not right.any():
+        if len(table) != len(answers) or answers.min() >= 1 or answers.max() <= 0:
             raise ValueError("a probability needs one answer per case, right ones and wrong ones")
         mean = counts @ table
         scale = (counts @ (table - mean).square()).sqrt()
