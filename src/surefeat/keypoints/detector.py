@@ -110,7 +110,7 @@ class KeypointDetector:
         store = ViewStore(objects, describe(model), config, seed=seed, quiet=quiet)
         views, rows = store.views_of(torch.arange(len(objects)), seed=seed)
         kinds = len(labelled.categories)
-        head = _fit_head(views, rows, config, objects=len(objects), kinds=kinds, seed=seed,
+        head = fit_head(views, rows, config, objects=len(objects), kinds=kinds, seed=seed,
                          quiet=quiet)  # fmt: skip
         detector = cls(model, head, labelled.categories, config)
         return detector._learn_trust(labelled, objects, views, seed) if calibrate else detector
@@ -125,13 +125,13 @@ class KeypointDetector:
         numbers: dict[str, int] = {}
         photo = [numbers.setdefault(item.name, len(numbers)) for item in labelled.objects]
 
-        def fit_head(chosen: Tensor, seed: int) -> KeypointHead:
+        def fit_on(chosen: Tensor, seed: int) -> KeypointHead:
             rows = torch.isin(views.numbers, chosen.to(views.numbers.device)).nonzero()[:, 0]
             kinds = len({labelled.objects[n].category for n in chosen.tolist()})
-            return _fit_head(views, rows, self.config, objects=len(chosen), kinds=kinds, seed=seed)
+            return fit_head(views, rows, self.config, objects=len(chosen), kinds=kinds, seed=seed)
 
         answers = cross_validate(
-            fit_head, crops, cells, objects, torch.tensor(photo), seed=1000 * (seed + 1)
+            fit_on, crops, cells, objects, torch.tensor(photo), seed=1000 * (seed + 1)
         )
         examples = examples_of(crops.maps, cells, objects.visible, objects.own)
         known = self.model.reliability or Reliability.load(model_folder(None))
@@ -288,7 +288,7 @@ class KeypointDetector:
         return cls(model, head.eval().to(device), categories, config, examples, trust)
 
 
-def _fit_head(
+def fit_head(
     views: ObjectViews, rows: Tensor, config: KeypointConfig, *, objects: int, kinds: int,
     seed: int, quiet: bool = True,
 ) -> KeypointHead:  # fmt: skip
