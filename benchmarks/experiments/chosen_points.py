@@ -127,6 +127,18 @@ def measure(case: Case, seen: Seen) -> dict[str, dict[int, tuple[int, int]]]:
     return counts
 
 
+def averaged(counts: list[dict[int, tuple[int, int]]]) -> dict[str, dict[str, float]]:
+    """Budget -> right matches of a pair on average, and their share of all matches."""
+    table = {}
+    for budget in BUDGETS:
+        right, every = (sum(count[budget][i] for count in counts) for i in (0, 1))
+        table[str(budget)] = {
+            "right matches a pair": round(right / len(counts), 2),
+            "share of matches": round(right / max(1, every), 4),
+        }
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
@@ -149,18 +161,7 @@ def main() -> None:
     metrics: dict[str, Any] = {}
     for name, some in cases.items():
         counts = [measure(case, seen) for case in tqdm(some)]
-        metrics[name] = {
-            way: {
-                str(budget): {
-                    "right matches a pair": round(float(np.mean([c[way][budget][0] for c in counts])), 2),
-                    "share of matches": round(
-                        sum(c[way][budget][0] for c in counts)
-                        / max(1, sum(c[way][budget][1] for c in counts)), 4),
-                }
-                for budget in BUDGETS
-            }
-            for way in counts[0]
-        }  # fmt: skip
+        metrics[name] = {way: averaged([c[way] for c in counts]) for way in counts[0]}
     write_json(args.out, {
         "row": "points chosen for matching", "benchmark": "pf-pascal and birds", "metrics": metrics,
         "split": "development pairs", "config": {"pairs": args.pairs, "budgets": BUDGETS},
