@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefeat.core.geometry import clip_boxes
 from surefeat.core.image import ImageLike
 from surefeat.data.benchmarks import development_pairs, load_pf_pascal, load_pf_willow
 from surefeat.data.keypoints import read_coco
@@ -348,7 +349,7 @@ def willow_case(pair: Pair, rng: random.Random) -> Case:
     ):  # fmt: skip
         first, last = points.nan_to_num(1e6).amin(0), points.nan_to_num(-1e6).amax(0)
         margin = 0.2 * (last - first)
-        box = torch.cat([first - margin, last + margin])[None]
+        box = clip_boxes(torch.cat([first - margin, last + margin])[None], size=size)
         kind = pair.category.split("(")[0]
         photos.append(Photo(str(path), _given(path), size, frozenset({kind}), kind, box))
     points0, points1 = pair.common()
