@@ -233,7 +233,7 @@ def a_reliability(**changes: Any) -> Reliability:
     """One that looks at a few signs, as if fitted for the default matching."""
     given: dict[str, Any] = {
         "pair": a_logistic(PAIR_SIGNS, excess=20.0),
-        "point": a_logistic(POINT_SIGNS, pair=0.5, score=1.0, margin=2.0),
+        "point": a_logistic(POINT_SIGNS, score=1.0, margin=2.0),
         "pooled": a_logistic(("pooled",), pooled=3.0),
         "matching": matching_text(Voting(), POINT_WEIGHTS), "right_within": 0.1,
     }  # fmt: skip

@@ -71,7 +71,7 @@ class Table:
     what: tuple[str, ...]
     """(N,) as in Case."""
     point: Signs
-    """POINT_SIGNS (N,) without the pair's."""
+    """POINT_SIGNS (N,)."""
 
 
 def draw_cohort(model: DenseFeatures, data: Path, leave_out: set[str], *, seed: int) -> Cohort:
@@ -130,6 +130,18 @@ class Seen:
         return replace(rest, descriptors=descriptors.float(), lower=lower.float())
 
 
+def seen_before(file: Path | None, digest: str, model: DenseFeatures, side: int) -> Seen | None:
+    """What an earlier run kept, if it is of this model and size."""
+    if file is None or not file.is_file():
+        return None
+    stored = torch.load(file, weights_only=False)  # written by this script
+    if (stored["weights"], stored["side"]) != (digest, side):
+        return None
+    seen = Seen(model, stored["cohort"], side)
+    seen.kept = stored["kept"]
+    return seen
+
+
 @torch.no_grad()
 def tabulate(cases: Sequence[Case], seen: Seen, centre: Tensor) -> Table:
     """Match every case's points, and collect all signs."""
@@ -147,7 +159,7 @@ def tabulate(cases: Sequence[Case], seen: Seen, centre: Tensor) -> Table:
         matches = match_points(side0.features, side1.features, case.points0)
         tensors = {k: v for k, v in vars(matches).items() if isinstance(v, Tensor)}
         agreement = Agreement(*cells)
-        points.append(point_signs(side0, side1, agreement, torch.zeros(()), tensors))
+        points.append(point_signs(side0, side1, agreement, tensors))
         error = (matches.points1 - case.points1).norm(dim=1)
         right.append(error < RIGHT_WITHIN * max(case.photo1.size))
         number.append(torch.full((len(error),), index))
@@ -185,19 +197,25 @@ def fit_pair(tables: Sequence[Table], signs: Sequence[str], field: str, words: s
     return fit_logistic(chosen, related, fitted_on=words, weight=halves(related, group))
 
 
-def with_pair(table: Table, pair: Logistic) -> Signs:
-    """POINT_SIGNS (N,), the pair's log-odds among them."""
-    return table.point | {"pair": pair.log_odds(table.pair)[table.case]}
+def fit_point(tables: dict[str, Table], words: str) -> Logistic:
+    """On related pairs; the points of PF-PASCAL count twice, as birds alone have hidden parts."""
+    rows = {name: table.related[table.case] for name, table in tables.items()}
+    weight = []
+    for name, chosen in rows.items():
+        count = int(chosen.sum())
+        weight.append(torch.full((count,), (2 if "pf-pascal" in name else 1) / count))
+    every = {
+        sign: torch.cat([table.point[sign][rows[name]] for name, table in tables.items()])
+        for sign in POINT_SIGNS
+    }
+    right = torch.cat([table.right[rows[name]] for name, table in tables.items()])
+    return fit_logistic(every, right, fitted_on=words, weight=torch.cat(weight))
 
 
-def fit_point(tables: Sequence[Table], pair: Logistic, words: str) -> Logistic:
-    """Points of related and of unrelated pairs count the same, and so do lists."""
-    signs = [with_pair(table, pair) for table in tables]
-    every = {name: torch.cat([row[name] for row in signs]) for name in POINT_SIGNS}
-    related = torch.cat([table.related[table.case] for table in tables])
-    group = torch.cat([torch.full((len(t.case),), i) for i, t in enumerate(tables)])
-    right = torch.cat([table.right for table in tables])
-    return fit_logistic(every, right, fitted_on=words, weight=halves(related, group))
+def point_chances(table: Table, fits: dict[str, Logistic]) -> Tensor:
+    """(N,) Matches.probability."""
+    related = torch.sigmoid(fits["pair"].log_odds(table.pair))[table.case]
+    return related * torch.sigmoid(fits["point"].log_odds(table.point))
 
 
 def calibration(
@@ -267,7 +285,7 @@ def _with_interval(values: Tensor, answer: Tensor) -> list[Any]:
 
 def judged_points(table: Table, fits: dict[str, Logistic]) -> dict[str, Any]:
     """Calibration on a half-and-half mix of related and unrelated pairs, and of each kind."""
-    chance = torch.sigmoid(fits["point"].log_odds(with_pair(table, fits["pair"])))
+    chance = point_chances(table, fits)
     related = table.related[table.case]
     weight = halves(related, torch.zeros(len(related)))
     what = np.array(table.what)
@@ -311,6 +329,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", action="store_true")
     parser.add_argument("--tables", type=Path, help="keep all signs in this file")
+    parser.add_argument("--features", type=Path, help="keep features here, for another run")
     args = parser.parse_args()
     start = time.perf_counter()
     model = DenseFeatures.from_pretrained(args.model)
@@ -319,22 +338,28 @@ def main() -> None:
     cases = all_cases(args.data, scale=args.scale, seed=args.seed)
     photos = [p for some in cases.values() for case in some for p in (case.photo0, case.photo1)]
     stems = {Path(photo.name.split("#")[0]).stem for photo in photos}
-    cohort = draw_cohort(model, args.data, stems, seed=args.seed)
     side = args.side or model.config.longest_side
-    seen = Seen(model, cohort, side)
+    seen = seen_before(args.features, digest, model, side)
+    if seen is None:
+        seen = Seen(model, draw_cohort(model, args.data, stems, seed=args.seed), side)
+    cohort = seen.cohort
     seen.add(photos)
+    if args.features:
+        stored = {"weights": digest, "side": side, "cohort": cohort, "kept": seen.kept}
+        torch.save(stored, args.features)
     centre = cohort.centre(POINT_WEIGHTS)
     tables = {name: tabulate(some, seen, centre) for name, some in cases.items()}
     if args.tables:
         torch.save({name: vars(table) for name, table in tables.items()}, args.tables)
-    fitting = [table for name, table in tables.items() if name.endswith("fit")]
-    words = "pairs of PF-PASCAL's train list, of birds and of PASCAL3D+'s train photos"
+    known = {name: table for name, table in tables.items() if name.endswith("fit")}
+    fitting = list(known.values())
+    words = "pairs of PF-PASCAL's train list and of birds, and photos of other classes"
     fits = {
         "pair": fit_pair(fitting, PAIR_SIGNS, "pair", words),
         "plain": fit_pair(fitting, PAIR_SIGNS, "plain", words),
         "pooled": fit_pair(fitting, ("pooled",), "pair", words),
     }
-    fits["point"] = fit_point(fitting, fits["pair"], words)
+    fits["point"] = fit_point(known, words)
     fitted = Reliability(
         fits["pair"], fits["point"], fits["pooled"], matching_text(Voting(), POINT_WEIGHTS),
         RIGHT_WITHIN, digest, (side,),

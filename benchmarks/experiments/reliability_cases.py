@@ -1,7 +1,7 @@
 """Pairs of photos with known answers for reliability.py: related or not, and point by point.
 
 Sets: PF-PASCAL (development lists, then its test list), birds (CUB-200-2011, halves by species),
-VOC photos of one object with PASCAL3D+'s keypoints (its train and val halves), PF-WILLOW, and
+VOC photos of one object with PASCAL3D+'s keypoints (its val half), PF-WILLOW, and
 photos of nothing: crops of VOC photos that no annotated box touches. No photo is in two halves.
 """
 
@@ -310,18 +310,18 @@ def all_cases(data: Path, *, scale: float = 1.0, seed: int = 0) -> dict[str, lis
     for pairs in (train, val, test, willow):
         rng.shuffle(pairs)
     same: dict[str, list[Case]] = {
-        "pf-pascal fit": [related_case(p, known, rng) for p in train[: some(180)]],
-        "pf-pascal val": [related_case(p, known, rng) for p in val[: some(171)]],
+        "pf-pascal fit": [related_case(p, known, rng) for p in train[: some(200)]],
+        "pf-pascal val": [related_case(p, known, rng) for p in val[: some(80)]],
         "pf-pascal test": [related_case(p, known, rng) for p in test[: some(299)]],
-        "pf-willow": [willow_case(p, rng) for p in willow[: some(300)]],
+        "pf-willow": [willow_case(p, rng) for p in willow[: some(200)]],
     }
     half0, half1, species = birds(data, rng)
     same |= {"birds fit": half0[: some(150)], "birds": half1[: some(150)]}
     empty: dict[str, list[Photo]] = {}
-    for split, name in (("train", "voc fit"), ("val", "voc")):
+    for split, half in (("train", "fit"), ("val", "check")):
         objects = voc_objects(data, split, known)
-        same[name] = voc_cases(objects, rng, count=some(110))
-        empty[name] = empty_crops(objects, rng, count=some(40))
+        empty[half] = empty_crops(objects, rng, count=some(40))
+    same["voc"] = voc_cases(objects, rng, count=some(80))
     cases: dict[str, list[Case]] = {}
     for name, related in same.items():
         photos = [photo for case in related for photo in (case.photo0, case.photo1)]
@@ -332,7 +332,7 @@ def all_cases(data: Path, *, scale: float = 1.0, seed: int = 0) -> dict[str, lis
         ]  # fmt: skip
         count = len(related)
         near = 0 if name.startswith(("birds", "pf-willow")) else count // 4
-        crops = empty["voc fit" if fitted else "voc"]
+        crops = empty["fit" if fitted else "check"]
         cases[name] = [
             *related, *unrelated_cases(photos, others, rng, far=count, near=near),
             *nothing_cases(crops, photos, rng, count=count // 4),

@@ -65,6 +65,8 @@ def test_support_is_what_neighbours_choose_around_the_match() -> None:
     corner = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
     right, wrong = agreement.support(corner, torch.tensor([[100.0, 0.0], [0.0, 100.0]]))
     assert float(right) > 0.9 > 0.05 > float(wrong)
+    assert float(agreement.facing()) == pytest.approx(-1.0, abs=1e-3)
+    assert float(Agreement(one, one).facing()) == pytest.approx(1.0, abs=1e-3)
 
 
 def judged(features: Features, cohort: Features) -> Features:
@@ -81,6 +83,8 @@ def test_a_photo_is_more_related_to_itself_than_to_another() -> None:
     assert same.probability is not None
     assert different.probability is not None
     assert same.probability.mean() > different.probability.mean() + 0.1
+    assert bool((same.probability <= same.related).all())
+    assert bool((different.probability <= different.related).all())
     assert same.to_dict()["related"] == same.related
     assert same.take(torch.tensor([0, 1])).related == same.related
 

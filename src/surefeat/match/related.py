@@ -31,8 +31,8 @@ REACH = 0.12
 PAIR_SIGNS = ("excess", "best", "chosen")
 
 POINT_SIGNS = (
-    "pair", "score", "excess0", "excess1", "margin", "round_trip", "confidence0", "confidence1",
-    "support",
+    "score", "excess0", "excess1", "margin", "round_trip", "confidence0", "confidence1", "support",
+    "facing",
 )  # fmt: skip
 
 # Added to the round trip before the logarithm, in longer sides: below a cell it says nothing more.
@@ -92,6 +92,19 @@ class Agreement:
             both.append(rows @ (weights / weights.sum()))
         return dict(zip(PAIR_SIGNS, torch.stack(both).mean(0), strict=True))
 
+    def facing(self) -> Tensor:
+        """From -1 to 1: how far what lies right in one photo lies right in the other too.
+
+        The correlation of the x of cells that choose each other. Things that face opposite ways
+        hide from each other what only one side has.
+        """
+        weights = self.chosen * (self.cells0.confidence[:, None] * self.cells1.confidence).sqrt()
+        weights = weights / weights.sum()
+        x0, x1 = self.cells0.points[:, 0], self.cells1.points[:, 0]
+        x0, x1 = x0 - weights.sum(1) @ x0, x1 - weights.sum(0) @ x1
+        spread = (weights.sum(1) @ x0.square()) * (weights.sum(0) @ x1.square())
+        return (x0 @ weights @ x1) / spread.sqrt().clamp_min(1e-6)
+
     def support(self, points0: Tensor, points1: Tensor) -> Tensor:
         """(N,) in [0, 1]: how much of what the cells around points0 choose lies around points1."""
         near0, near1 = (
@@ -114,20 +127,20 @@ def compare(side0: Side, side1: Side, *, weighted: bool = True) -> Agreement:
 
 
 def point_signs(
-    side0: Side, side1: Side, agreement: Agreement, pair: Tensor, matches: dict[str, Tensor]
+    side0: Side, side1: Side, agreement: Agreement, matches: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """POINT_SIGNS (N,) of matches, given by name as Matches has them; pair: its log-odds.
+    """POINT_SIGNS (N,) of matches, given by name as Matches has them.
 
     What spreads over orders of magnitude counts by its logarithm.
     """
     points0, points1, score = (matches[name] for name in ("points0", "points1", "score"))
     trip = matches["round_trip"] / max(side0.features.frame.original)
     values = (
-        pair.expand(len(score)), score,
+        score,
         score - side0.features.common_at(points0), score - side1.features.common_at(points1),
         matches["margin"], (trip + _ROUND_TRIP_FLOOR).log(),
         side0.features.confidence_at(points0).log(), side1.features.confidence_at(points1).log(),
-        (agreement.support(points0, points1) + 1e-3).log(),
+        (agreement.support(points0, points1) + 1e-3).log(), agreement.facing().expand_as(score),
     )  # fmt: skip
     return dict(zip(POINT_SIGNS, values, strict=True))
 
@@ -135,11 +148,15 @@ def point_signs(
 def judge(
     side0: Side, side1: Side, reliability: Reliability, matches: dict[str, Tensor]
 ) -> tuple[float, Tensor]:
-    """The probability that the photos are related, and of every match (N,)."""
+    """The probability that the photos are related, and of every match (N,).
+
+    A point has a counterpart only in a related photo: the second is the first times the probability
+    that, of related photos, it has one and it was found.
+    """
     agreement = compare(side0, side1)
-    pair = reliability.pair.log_odds(agreement.signs())
-    signs = point_signs(side0, side1, agreement, pair, matches)
-    return float(torch.sigmoid(pair)), torch.sigmoid(reliability.point.log_odds(signs))
+    related = torch.sigmoid(reliability.pair.log_odds(agreement.signs()))
+    given = reliability.point.log_odds(point_signs(side0, side1, agreement, matches))
+    return float(related), related * torch.sigmoid(given)
 
 
 def pooled_vector(cells: Cells, centre: Tensor, *, weighted: bool = True) -> Tensor:

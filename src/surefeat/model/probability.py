@@ -169,8 +169,8 @@ class Reliability:
     pair: Logistic
     """That two photos show the same kind of thing (match.related.PAIR_SIGNS)."""
     point: Logistic
-    """That a point has a counterpart in the other photo, and that it was found: within
-    `right_within` of it (match.related.POINT_SIGNS)."""
+    """That a point of two related photos has a counterpart in the other, and that it was found:
+    within `right_within` of it (match.related.POINT_SIGNS)."""
     pooled: Logistic
     """The first question, answered in a hurry: from one vector of each photo."""
     matching: str
