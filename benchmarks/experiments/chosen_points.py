@@ -18,7 +18,7 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
-from reliability import Seen, draw_cohort
+from reliability import Seen, draw_cohort, seen_before
 from reliability_cases import Case, all_cases
 from torch import Tensor
 from tqdm import tqdm
@@ -144,19 +144,24 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--model")
     parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of reliability's lists")
+    parser.add_argument("--features", type=Path, help="that reliability.py kept")
     parser.add_argument("--out", type=Path, default=Path("results/studies/chosen_points.json"))
     args = parser.parse_args()
     model = DenseFeatures.from_pretrained(args.model)
     model.reliability = model.cohort = None
     cases = {
         name: [case for case in some if case.kind == "same" and case.what.count("both") >= 5]
-        for name, some in all_cases(args.data).items()
+        for name, some in all_cases(args.data, scale=args.scale).items()
         if name in ("pf-pascal val", "birds")
     }
     cases = {name: some[: args.pairs] for name, some in cases.items()}
     photos = [p for some in cases.values() for case in some for p in (case.photo0, case.photo1)]
-    cohort = draw_cohort(model, args.data, {Path(p.name).stem for p in photos}, seed=0)
-    seen = Seen(model, cohort, model.config.longest_side)
+    digest, side = file_hash(model_folder(args.model) / WEIGHTS), model.config.longest_side
+    seen = seen_before(args.features, digest, model, side)
+    if seen is None:
+        cohort = draw_cohort(model, args.data, {Path(p.name).stem for p in photos}, seed=0)
+        seen = Seen(model, cohort, side)
     seen.add(photos)
     metrics: dict[str, Any] = {}
     for name, some in cases.items():
@@ -165,7 +170,7 @@ def main() -> None:
     write_json(args.out, {
         "row": "points chosen for matching", "benchmark": "pf-pascal and birds", "metrics": metrics,
         "split": "development pairs", "config": {"pairs": args.pairs, "budgets": BUDGETS},
-        "weights_sha256": file_hash(model_folder(args.model) / WEIGHTS),
+        "weights_sha256": digest,
         **environment(choose_device(None)),
     })  # fmt: skip
     print(json.dumps(metrics, indent=1))
