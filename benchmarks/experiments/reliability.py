@@ -12,7 +12,6 @@ both are written into the model's folder, so that matches of this model have a p
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -319,6 +318,47 @@ def confident_share(cases: Sequence[Case], seen: Seen, fitted: Reliability) -> d
     return {kind: {"pairs": len(v), "share": round(sum(v) / len(v), 4)} for kind, v in said.items()}
 
 
+def in_words(metrics: dict[str, Any]) -> str:
+    """The tables of docs/studies/related.md."""
+    lines = [
+        "| related against | AUROC | cells weigh the same | gain by confidence | pooled |",
+        "|---|---|---|---|---|",
+    ]
+    for name, values in metrics.items():
+        for against in ("far", "near", "nothing"):
+            row = values["pairs"].get(f"auroc against {against}")
+            if row:
+                (value, (least, most)), (plain, _) = (
+                    row[way] for way in ("related", "related, cells weigh the same")
+                )
+                low, high = row["gain by confidence"]
+                gain = f"{value - plain:+.3f} ({low:+.3f} to {high:+.3f})"
+                shown = f"{value:.3f} ({least:.3f} to {most:.3f})"
+                pooled = row["pooled"][0]
+                lines.append(
+                    f"| {name}, {against} | {shown} | {plain:.3f} | {gain} | {pooled:.3f} |"
+                )
+    lines += [
+        "",
+        "| calibration error | related | probability, half of unrelated pairs | of related pairs "
+        "| unrelated pairs with a match above 0.5 | related ones |",
+        "|---|---|---|---|---|---|",
+    ]
+    key = "expected calibration error"
+    for name, values in metrics.items():
+        points, sure = values["points"], values.get("any match above 0.5", {})
+        errors = [values["pairs"]["calibration"], points["half of them of unrelated pairs"],
+                  points["of related pairs"]]  # fmt: skip
+        cells = [name, *(f"{error[key]:.3f}" for error in errors), "", ""]
+        if sure:
+            others = [sure[kind] for kind in sure if kind != "same"]
+            count = sum(other["pairs"] for other in others)
+            share = sum(other["pairs"] * other["share"] for other in others) / count
+            cells[4:] = [f"{share:.0%} of {count}", f"{sure['same']['share']:.0%}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
@@ -388,7 +428,7 @@ def main() -> None:
         "seconds": round(time.perf_counter() - start),
         "weights_sha256": digest, **environment(choose_device(None)),
     })  # fmt: skip
-    print(json.dumps(metrics, indent=1))
+    print(in_words(metrics))
 
 
 if __name__ == "__main__":
