@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from surefeat.cli.main import _verdict
 from surefeat.match.points import match_points
 from surefeat.match.related import Agreement, Cells, pooled_vector
 from surefeat.match.relations import group, relate
@@ -136,3 +137,24 @@ def test_photos_of_a_folder_are_related_and_unreadable_ones_listed(tmp_path: Pat
     sure = replace(model.reliability, pooled=a_logistic(("pooled",), bias=9.0))
     model.reliability = sure
     assert relate(tmp_path, model).compared == 0
+
+
+@pytest.mark.parametrize(
+    ("related", "words"),
+    [
+        (0.08, "these two photos seem to have nothing in common (probability 8%); 3 matches"),
+        (0.93, "these two photos show the same kind of thing (probability 93%); 3 matches"),
+        (None, "no probability: it is not fitted for this model, size or matching"),
+    ],
+)
+def test_match_says_in_words_whether_the_photos_are_related(
+    related: float | None, words: str
+) -> None:
+    features = analytic(photo())
+    matches = match_points(features, features, [[30, 40], [90, 90], [120, 60]], voting=False)
+    chances = None if related is None else torch.tensor([0.1, 0.7, 0.2])
+    matches = replace(matches, related=related, probability=chances,
+                      mutual=torch.tensor([True, True, False]))  # fmt: skip
+    said = _verdict(matches)
+    assert words in said
+    assert "1 of which do not lead back" in said
