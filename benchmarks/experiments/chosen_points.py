@@ -18,6 +18,7 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+from confidence import distinctiveness
 from reliability import Seen, draw_cohort, seen_before
 from reliability_cases import Case, all_cases
 from torch import Tensor
@@ -26,7 +27,7 @@ from tqdm import tqdm
 from surefeat.core.files import choose_device, environment, file_hash, write_json
 from surefeat.core.geometry import fit_thin_plate
 from surefeat.core.image import load
-from surefeat.match.points import distinctiveness, match_points, spread
+from surefeat.match.points import match_points, spread
 from surefeat.match.search import Side
 from surefeat.model.config import WEIGHTS, model_folder
 from surefeat.model.network import DenseFeatures
@@ -58,6 +59,7 @@ def qualities(side: Side, grey: Any) -> Qualities:
         "confidence x distinctiveness x rarity": confidence * unlike * rare,
         "confidence x distinctiveness x middle": confidence * unlike * central,
         "confidence x middle": confidence * central,
+        "confidence x rarity x middle": confidence * rare * central,
         "edge energy": energy,
     }
 

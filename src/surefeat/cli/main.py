@@ -140,7 +140,7 @@ class Match:
     out: Path = Path("match")
     """Folder for matches.png, matches.json and index.html."""
     points: tuple[tuple[float, float], ...] | None = None
-    """Points of A as x y x y ...; by default the most confident distinctive ones."""
+    """Points of A as x y x y ...; by default confident ones near its middle, spread."""
     count: int = 60
     """How many points to choose when none are given."""
     regions: int = 0
