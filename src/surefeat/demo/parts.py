@@ -211,7 +211,7 @@ def _on_fit(model: DenseFeatures, session: Parts) -> list[Any]:
         return ["", gr.skip(), gr.skip(), gr.skip()]
     labelled = session.labelled(clicked)
     try:
-        detector = KeypointDetector.fit(model, labelled)
+        detector = KeypointDetector.fit(model, labelled, calibrate=False)  # clicks should not wait
         objects = detector.label(session.labelled(others))
     except ImageError as error:  # the server forgets photos after a while
         gr.Warning(html.escape(str(error)))
