@@ -136,7 +136,7 @@ class KeypointDetector:
         examples = examples_of(crops.maps, cells, objects.visible, objects.own)
         known = self.model.reliability or Reliability.load(model_folder(None))
         prior = known.keypoints if known else None
-        # A prior without a label of its own says nothing: how often parts are seen differs too much.
+        # A prior alone says nothing: how often parts are seen differs too much.
         trust = None
         if answers is not None:
             words = f"{len(objects)} labelled objects, by cross-validation"
