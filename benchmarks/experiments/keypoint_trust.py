@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, help="keep all answers in this file")
     args = parser.parse_args()
     start = time.perf_counter()
+    about = environment(choose_device(None))  # before anything is written into the tree
     model = DenseFeatures.from_pretrained(args.model)
     done: dict[str, list[Trial]] = {}
     for seed in range(args.seeds):
@@ -199,7 +200,7 @@ def main() -> None:
         "config": {"prior": asdict(prior) if prior else None, "labels": args.labels,
                    "test": args.test, "seeds": args.seeds},
         "seconds": round(time.perf_counter() - start),
-        "weights_sha256": file_hash(folder / WEIGHTS), **environment(choose_device(None)),
+        "weights_sha256": file_hash(folder / WEIGHTS), **about,
     })  # fmt: skip
     print(json.dumps(metrics, indent=1))
 

@@ -372,6 +372,7 @@ def main() -> None:
     parser.add_argument("--features", type=Path, help="keep features here, for another run")
     args = parser.parse_args()
     start = time.perf_counter()
+    about = environment(choose_device(None))  # before anything is written into the tree
     model = DenseFeatures.from_pretrained(args.model)
     model.reliability = model.cohort = None
     digest = file_hash(model_folder(args.model) / WEIGHTS)
@@ -428,7 +429,7 @@ def main() -> None:
                    "cohort": [COHORT_PHOTOS, COHORT_CELLS], "seed": args.seed, "side": side,
                    "scale": args.scale},
         "seconds": round(time.perf_counter() - start),
-        "weights_sha256": digest, **environment(choose_device(None)),
+        "weights_sha256": digest, **about,
     })  # fmt: skip
     print(in_words(metrics))
 
