@@ -203,7 +203,7 @@ def keypoints() -> Figure:
 
 def calibration() -> Figure:
     stored = json.loads((RESULTS / "studies" / "reliability.json").read_text())
-    bins = stored["metrics"]["pf-pascal check"]["calibration"]
+    bins = stored["metrics"]["pf-pascal test"]["points"]["half of them of unrelated pairs"]
     return viz.calibration_curve(bins["predicted"], bins["actual"], bins["count"])
 
 

@@ -310,13 +310,20 @@ def _match(metrics: dict[str, Any]) -> Table:
 
 def _reliability(metrics: dict[str, Any]) -> Table:
     lines = []
-    for name, title in (("pf-pascal check", "PF-PASCAL val"), ("birds check", "birds")):
-        auroc, signs = metrics[name]["auroc"], ("score", "margin", "confidence")
-        beside = ", ".join(f"{sign} {auroc[sign]:.3f}" for sign in signs)
-        error = metrics[name]["calibration"]["expected calibration error"]
-        chance = f"{auroc['probability']:.3f}"
-        lines += [[f"probability of a match, AUROC, {title}", chance, beside],
-                  [f"its calibration error, {title}", f"{error:.3f}", ""]]  # fmt: skip
+    titles = {"pf-pascal test": "PF-PASCAL test", "pf-willow": "PF-WILLOW", "birds": "birds"}
+    for name, title in titles.items():
+        pairs, points = metrics[name]["pairs"], metrics[name]["points"]
+        auroc = pairs["auroc against far"]
+        chance, (low, high) = auroc["related"]
+        plain = auroc["related, cells weigh the same"][0]
+        error = pairs["calibration"]["expected calibration error"]
+        mixed = points["half of them of unrelated pairs"]["expected calibration error"]
+        lines += [
+            [f"related photos told from others, AUROC, {title}", f"{chance:.3f}",
+             f"{low:.3f} to {high:.3f}; without confidence as weight {plain:.3f}"],
+            [f"calibration error of `related` and of `probability`, {title}",
+             f"{error:.3f} and {mixed:.3f}", ""],
+        ]  # fmt: skip
     return lines
 
 

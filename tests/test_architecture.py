@@ -16,7 +16,7 @@ from house import ROOMS, ROOT, for_types_only, imports, modules, room
 
 PUBLIC = [
     "DenseFeatures", "Features", "KeypointDetector", "Matches", "evaluate", "export", "load_image",
-    "match_dense", "match_points", "match_regions", "pretrain", "viz",
+    "match_dense", "match_many", "match_points", "match_regions", "pretrain", "relate", "viz",
 ]  # fmt: skip
 
 

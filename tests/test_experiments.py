@@ -2,49 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from reliability import calibration, fit_logistic
-
-
-def drawn(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two standard features, and answers right with a known probability."""
-    generator = np.random.default_rng(seed)
-    features = generator.normal(size=(count, 2))
-    chance = 1 / (1 + np.exp(-(1.5 * features[:, 0] - 2 * features[:, 1] + 0.5)))
-    return features, generator.random(count) < chance
-
-
-def predict(weights: np.ndarray, features: np.ndarray) -> torch.Tensor:
-    return torch.tensor(1 / (1 + np.exp(-(features @ weights[:-1] + weights[-1]))))
-
-
-def test_the_fit_is_calibrated_on_fresh_answers() -> None:
-    weights = fit_logistic(*drawn(4000, seed=1))
-    assert weights.tolist() == pytest.approx([1.5, -2, 0.5], abs=0.15)
-    features, right = drawn(4000, seed=2)
-    chance = predict(weights, features)
-    assert calibration(chance, torch.tensor(right))["expected calibration error"] < 0.03
-    assert calibration(1 - chance, torch.tensor(right))["expected calibration error"] > 0.2
-
-
-def test_the_mean_probability_is_the_share_of_right_answers() -> None:
-    features, right = drawn(400, seed=3)
-    chance = predict(fit_logistic(features, right), features)
-    assert float(chance.mean()) == pytest.approx(right.mean(), abs=1e-6)
-
-
-def test_the_fit_stays_finite_on_separable_and_constant_features() -> None:
-    score = np.concatenate([np.linspace(-2, -1, 20), np.linspace(1, 2, 20)])
-    features = np.stack([score, np.zeros(40)], axis=1)
-    weights = fit_logistic(features, score > 0)
-    assert np.isfinite(weights).all()
-    assert weights[1] == 0
-    chance = predict(weights, features)
-    assert float(chance[:20].max()) < 0.1 < 0.9 < float(chance[20:].min())
-    with pytest.raises(ValueError, match="right ones and wrong ones"):
-        fit_logistic(features, np.ones(40, dtype=bool))
+from reliability import calibration, halves
 
 
 def test_calibration_of_a_hand_computed_case() -> None:
@@ -56,3 +16,10 @@ def test_calibration_of_a_hand_computed_case() -> None:
     assert (bins["actual"][5], bins["actual"][9]) == (0.5, 1.0)
     # One of 0.05 off by 0.05, two of mean 0.57 off by 0.07, one exact.
     assert bins["expected calibration error"] == pytest.approx((0.05 + 2 * 0.07) / 4, abs=1e-4)
+
+
+def test_weights_make_both_answers_and_all_groups_count_the_same() -> None:
+    answer = torch.tensor([True, False, False, False, True, True])
+    group = torch.tensor([0, 0, 0, 0, 1, 1])
+    weights = halves(answer, group)
+    assert weights.tolist() == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3, 0.5, 0.5])

@@ -41,13 +41,17 @@ from surefeat.learn.loop import Progress
 from surefeat.learn.pretrain import Pretrained, pretrain, train
 from surefeat.learn.runs import Run
 from surefeat.match.config import ProposalConfig
+from surefeat.match.points import matching_text
 from surefeat.match.proposals import key_of, proposals_of
 from surefeat.match.proposals import write_proposals as store_proposals
+from surefeat.match.related import PAIR_SIGNS, POINT_SIGNS
+from surefeat.match.search import Voting
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.rows import Row, untrained_row
-from surefeat.model.config import ModelConfig
+from surefeat.model.config import POINT_WEIGHTS, ModelConfig
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
+from surefeat.model.probability import Cohort, Logistic, Reliability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -216,6 +220,30 @@ def warped_pair(name: str, *, size: tuple[int, int] = (176, 160)) -> tuple[Featu
     """Features of a view of the photo through a warp, and of the photo."""
     view = rendered(photo(), warps()[name](cell_centres(size=size, stride=1)), size=size)
     return analytic(view), analytic(photo())
+
+
+def a_logistic(signs: tuple[str, ...], *, bias: float = 0.1, **weights: float) -> Logistic:
+    """Of these signs, each with its weight or 0; means 0 and scales 1."""
+    row = tuple(weights.get(name, 0.0) for name in signs)
+    zeros, ones = (0.0,) * len(signs), (1.0,) * len(signs)
+    return Logistic(signs, row, bias, zeros, ones, "a test", 9)
+
+
+def a_reliability(**changes: Any) -> Reliability:
+    """One that looks at a few signs, as if fitted for the default matching."""
+    given: dict[str, Any] = {
+        "pair": a_logistic(PAIR_SIGNS, excess=20.0),
+        "point": a_logistic(POINT_SIGNS, score=1.0, margin=2.0),
+        "pooled": a_logistic(("pooled",), pooled=3.0),
+        "matching": matching_text(Voting(), POINT_WEIGHTS), "right_within": 0.1,
+    }  # fmt: skip
+    return Reliability(**given | changes)
+
+
+def a_cohort(features: Features, *, count: int = 8) -> Cohort:
+    """Some places of features."""
+    descriptors = features.descriptors.flatten(1).T[:count]
+    return Cohort(descriptors, features.lower.flatten(1).T[:count])
 
 
 # Random regions, and a picture with smooth parts and sharp edges.

@@ -28,8 +28,7 @@ from surefeat.core.image import decode, read_bytes
 from surefeat.core.ranking import auroc
 from surefeat.data.benchmarks import load_benchmark
 from surefeat.data.sources import find_images
-from surefeat.match.points import distinctiveness
-from surefeat.match.search import even_grid, find, prepare, vote
+from surefeat.match.search import Side, beyond, even_grid, find, prepare, vote
 from surefeat.measure.material import Case, FeatureStore, prepare_material
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.rows import Row, model_row
@@ -38,6 +37,19 @@ from surefeat.model.network import DenseFeatures
 
 SIDE, STEP = 224, 8
 LEAST_POINTS = 4  # a spline through fewer keypoints says little about the places between
+
+
+def distinctiveness(side: Side) -> Tensor:
+    """(T,) in [0, 2]: the peak margin of matching an image with itself.
+
+    1 minus the similarity of the most similar place outside a place's own neighbourhood.
+    """
+    every = torch.arange(len(side.points), device=side.points.device)
+    rows = []
+    for part in torch.split(every, max(1, (1 << 23) // len(every))):
+        surface = (side.vectors[part] @ side.vectors.T).reshape(-1, *side.size)
+        rows.append(1 - beyond(surface, part, side.features.frame.network))
+    return torch.cat(rows).clamp_min(0)
 
 
 def edge_energy(image: Tensor, size: tuple[int, int]) -> Tensor:

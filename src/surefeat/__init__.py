@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from surefeat.keypoints.detector import KeypointDetector
     from surefeat.learn.pretrain import pretrain
     from surefeat.match.dense import match_dense
-    from surefeat.match.points import Matches, match_points
+    from surefeat.match.points import Matches, match_many, match_points
     from surefeat.match.regions import match_regions
+    from surefeat.match.relations import relate
     from surefeat.measure.evaluate import evaluate
     from surefeat.model.features import Features
     from surefeat.model.network import DenseFeatures
@@ -32,15 +33,17 @@ _WHERE = {
     "export": ("surefeat.exporting", "export"),
     "load_image": ("surefeat.core.image", "load"),
     "match_dense": ("surefeat.match.dense", "match_dense"),
+    "match_many": ("surefeat.match.points", "match_many"),
     "match_points": ("surefeat.match.points", "match_points"),
     "match_regions": ("surefeat.match.regions", "match_regions"),
     "pretrain": ("surefeat.learn.pretrain", "pretrain"),
+    "relate": ("surefeat.match.relations", "relate"),
     "viz": ("surefeat.viz", None),
 }
 
 __all__ = [
     "DenseFeatures", "Features", "KeypointDetector", "Matches", "evaluate", "export", "load_image",
-    "match_dense", "match_points", "match_regions", "pretrain", "viz",
+    "match_dense", "match_many", "match_points", "match_regions", "pretrain", "relate", "viz",
 ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     " --train.batch 2 --warp.size 48 --loss.points 32 --data.side 64",
     "extract": "{photos} --out {new} --model {model} --device cpu",
     "match": "{first} {second} --out {new} --model {model} --count 9 --device cpu",
+    "relate": "{first} {second} --out {new} --device cpu",
     "boxes fit": "{scenes}/photos --out {new} --init none --device cpu --proposals-file"
     " {scenes}/{proposals} --detector.trunk small --detector.tap conv2 --detector.hidden 16"
     " --detector.pooled 2 --learn.epochs 1 --learn.scales 96",

@@ -207,7 +207,7 @@ def test_predictions_are_in_original_pixels_whatever_the_images_size(
         assert (item.points >= torch.tensor([x1, y1]) - 0.5).all()
         assert (item.points <= torch.tensor([x2, y2]) + 0.5).all()
     # Without boxes the image is the object; alone it is found as in a batch.
-    (whole,) = detector.predict(pixels, category="bird", threshold=0.999)
+    (whole,) = detector.predict(pixels, category="bird", threshold=1.0)
     torch.testing.assert_close(whole.points, found[0].points, atol=1e-3, rtol=0)
     assert not whole.visible.any()
     with pytest.raises(ValueError, match="1 sets of boxes for 2 images"):

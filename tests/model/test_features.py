@@ -18,8 +18,8 @@ from surefeat.core.geometry import Frame
 from surefeat.match.points import match_points, matching_text
 from surefeat.match.search import Voting
 from surefeat.model.config import POINT_WEIGHTS
-from surefeat.model.features import Features, stack_boxes, stack_points
-from surefeat.model.probability import Reliability
+from surefeat.model.features import Features, compare_with, stack_boxes, stack_points
+from tiny import a_cohort, a_reliability
 
 
 def make(
@@ -182,11 +182,29 @@ def test_saved_features_come_back(tmp_path: Path) -> None:
 
 def test_saved_features_still_know_how_far_their_matches_can_be_trusted(tmp_path: Path) -> None:
     matching = matching_text(Voting(), POINT_WEIGHTS)
-    known = Reliability((1.0, 2.0, 3.0, 4.0), 0.5, (0.0,) * 4, (1.0,) * 4, matching, 0.1, "x", 9)
-    replace(make(), reliability=known).save(tmp_path / "a.safetensors")
+    known = a_reliability(matching=matching)
+    features = compare_with(a_cohort(make()), make())
+    replace(features, reliability=known).save(tmp_path / "a.safetensors")
     loaded = Features.load(tmp_path / "a.safetensors")
     assert loaded.reliability == known
     assert match_points(loaded, loaded, [[3, 4]]).probability is not None
+
+
+def test_what_is_common_is_the_highest_similarity_with_the_cohort() -> None:
+    """Against a slow loop; a cell that is in the cohort itself has 1."""
+    features, cohort = make(), a_cohort(make(), count=5)
+    common = compare_with(cohort, features).common
+    assert common is not None
+    weights = [w / sum(POINT_WEIGHTS) for w in POINT_WEIGHTS]
+    for row in range(6):
+        for column in range(8):
+            mine = (features.descriptors[:, row, column], features.lower[:, row, column])
+            best = max(
+                weights[0] * float(mine[0] @ one) + weights[1] * float(mine[1] @ other)
+                for one, other in zip(cohort.descriptors, cohort.lower, strict=True)
+            )
+            assert float(common[row, column]) == pytest.approx(best, abs=1e-5)
+    assert common[0, :5].tolist() == pytest.approx([1.0] * 5, abs=1e-5)
 
 
 def test_a_finer_lower_layer_is_read_at_the_same_place() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +26,9 @@ from surefeat.model.config import (
     model_folder,
 )
 from surefeat.model.network import DenseFeatures
-from surefeat.model.probability import Reliability
+from surefeat.model.probability import Cohort, Logistic, Reliability
 from surefeat.model.weights import quantise, widen
+from tiny import a_cohort, a_reliability
 
 SMALL = ModelConfig(trunk="small", channels=8, longest_side=64)
 
@@ -186,30 +186,33 @@ def test_weights_that_are_no_numbers_are_refused(
         DenseFeatures.create(SMALL, init=tmp_path / "trunk.pth")
 
 
-def known(**changes: Any) -> Reliability:
-    numbers = (1.0, 0.5, -0.5, 0.25)
-    given = {
-        "matching": matching_text(Voting(), POINT_WEIGHTS),
-        "right_within": 0.1,
-        "fitted_on": "pairs",
-        "matches": 9,
-    }
-    return Reliability(numbers, 0.1, numbers, (1.0,) * 4, **given | changes)
+def judging(small: DenseFeatures, sides: tuple[int, ...]) -> DenseFeatures:
+    """A copy that says how far its matches can be trusted at these sides."""
+    model = deepcopy(small)
+    model.reliability = a_reliability(sides=sides)
+    model.cohort = a_cohort(model.extract(_photo((60, 60), 9))[0])
+    return model
 
 
 def test_what_a_model_knows_of_its_matches_stays_with_its_own_weights(
     small: DenseFeatures, tmp_path: Path
 ) -> None:
-    small.reliability = known(sides=(64,))
+    small = judging(small, (64,))
     small.save_pretrained(tmp_path)
     again = DenseFeatures.from_pretrained(tmp_path, device="cpu")
     assert again.reliability is not None
     assert again.reliability.weights_sha256 == again.weights_sha256 == file_hash(tmp_path / WEIGHTS)
-    known(weights_sha256="0" * 64).save(tmp_path)
-    assert DenseFeatures.from_pretrained(tmp_path, device="cpu").reliability is None
-    again.reliability = None
+    photo = _photo((60, 80))
+    common = [model.extract(photo)[0].common for model in (small, again)]
+    torch.testing.assert_close(*common, atol=2e-3, rtol=0)
+    a_reliability(weights_sha256="0" * 64).save(tmp_path)
+    stranger = DenseFeatures.from_pretrained(tmp_path, device="cpu")
+    assert stranger.reliability is None
+    assert stranger.extract(photo)[0].common is None
+    again.reliability = again.cohort = None
     again.save_pretrained(tmp_path)
     assert Reliability.load(tmp_path) is None
+    assert Cohort.load(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -220,7 +223,7 @@ def test_what_a_model_knows_of_its_matches_stays_with_its_own_weights(
 def test_matches_have_a_probability_only_at_sizes_it_was_fitted_for(
     sides: tuple[int, ...], given: int, said: bool, small: DenseFeatures
 ) -> None:
-    small.reliability = known(sides=sides)
+    small = judging(small, sides)
     pair = small.extract([_photo((60, 80), 0), _photo((80, 70), 1)], longest_side=given)
     assert (match_points(*pair, count=9).probability is not None) is said
     (other,) = small.extract(_photo((80, 70), 1), longest_side=200)
@@ -229,7 +232,7 @@ def test_matches_have_a_probability_only_at_sizes_it_was_fitted_for(
 
 
 def test_other_settings_than_the_fitted_ones_give_no_probability(small: DenseFeatures) -> None:
-    small.reliability = known(sides=(64,))
+    small = judging(small, (64,))
     pair = small.extract([_photo((60, 80), 0), _photo((80, 70), 1)])
     assert match_points(*pair, count=9).probability is not None
     for changed in (
@@ -239,17 +242,15 @@ def test_other_settings_than_the_fitted_ones_give_no_probability(small: DenseFea
         assert match_points(*pair, count=9, **changed).probability is None, changed
 
 
-def test_probability_follows_its_printed_formula() -> None:
-    """Each sign by itself, so that none can stand for another; two go by their logarithm."""
-    score, margin = torch.tensor([0.3, 0.8]), torch.tensor([0.05, 0.6])
-    trip, confidence = torch.tensor([0.0, 0.2]), torch.tensor([0.5, 4.0])
-    weights, mean, scale = (1.5, -0.7, 0.4, 2.0), (0.5, 0.1, -3.0, 1.0), (0.2, 0.5, 0.7, 0.3)
-    fitted = Reliability(weights, -0.2, mean, scale, "votes", 0.1, "pairs", 9)
-    for row, chance in enumerate(fitted.predict(score, margin, trip, confidence).tolist()):
-        signs = [float(score[row]), float(margin[row]), math.log(float(trip[row]) + 0.01),
-                 math.log(float(confidence[row]))]  # fmt: skip
-        total = sum(w * (s - m) / d for w, s, m, d in zip(weights, signs, mean, scale, strict=True))
-        assert chance == pytest.approx(1 / (1 + math.exp(0.2 - total)), rel=1e-5)
+def test_log_odds_follow_the_printed_formula() -> None:
+    """Each sign by itself, by name, so that none can stand for another."""
+    weights, mean, scale = (1.5, -0.7, 0.4), (0.5, 0.1, -3.0), (0.2, 0.5, 0.7)
+    fitted = Logistic(("a", "b", "c"), weights, -0.2, mean, scale, "pairs", 9)
+    signs = {"c": torch.tensor([0.3, -2.0]), "a": torch.tensor([0.1, 0.8]), "b": torch.ones(2)}
+    for row, odds in enumerate(fitted.log_odds(signs).tolist()):
+        given = [float(signs[name][row]) for name in "abc"]
+        total = sum(w * (s - m) / d for w, s, m, d in zip(weights, given, mean, scale, strict=True))
+        assert odds == pytest.approx(total - 0.2, rel=1e-5)
 
 
 def test_sigma_never_falls_below_its_floor(small: DenseFeatures) -> None:
@@ -285,6 +286,8 @@ def test_shipped_models_are_whole_and_load_without_network(name: str | None, cha
         assert model.reliability is not None
         assert model.reliability.sides == (320,)
         assert model.reliability.matching == matching_text(Voting(), POINT_WEIGHTS)
+        assert model.reliability.keypoints is not None
+        assert model.cohort is not None
     torch.testing.assert_close(found.descriptors.norm(dim=0), torch.ones(6, 8))
 
 

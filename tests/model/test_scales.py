@@ -15,7 +15,7 @@ from surefeat.match.search import find, prepare
 from surefeat.model.config import ModelConfig
 from surefeat.model.features import Features, extract_scales, join_scales
 from surefeat.model.network import DenseFeatures
-from surefeat.model.probability import SIGNS, Reliability
+from tiny import a_reliability
 
 
 def seen(rows: int, columns: int, seed: int, *, finer: int = 1) -> Features:
@@ -106,8 +106,7 @@ def test_a_model_sees_its_images_at_every_size() -> None:
 
 
 def test_what_holds_for_one_size_is_not_said_of_several() -> None:
-    numbers = tuple(1.0 for _ in SIGNS)
-    known = Reliability(numbers, 0.0, numbers, numbers, "votes", 0.1, "some pairs", 9)
+    known = a_reliability()
     parts = [replace(seen(*grid, seed=0), reliability=known) for grid in ((4, 6), (6, 9))]
     assert join_scales(parts[:1]).reliability is known
     assert join_scales(parts).reliability is None

@@ -80,8 +80,8 @@ class KeypointsPredict:
     """Where the images of a json are: a folder or tar shards; by default beside it."""
     category: str | None = None
     """Of the objects, when the detector knows several; of a json, only these are looked at."""
-    threshold: float = 0.0
-    """Keypoints with a lower confidence, 0 to 1, are left out (v = 0)."""
+    threshold: float = 0.5
+    """Parts that are less probably in the photo, 0 to 1, are left out (v = 0)."""
     pictures: bool = True
     """Draw every photo with its keypoints."""
     model: str | None = None
@@ -145,7 +145,8 @@ def _summary(objects: KeypointSet, labelled: KeypointSet | None, skipped: Sequen
     photos = len({item.name for item in objects.objects})
     said = f"{len(objects.objects)} objects in {photos} photos"
     said += f"; {len(skipped)} photos skipped" if skipped else ""
-    pairs = zip(objects.objects, labelled.objects if labelled else (), strict=labelled is not None)
+    both = (objects.objects, labelled.objects) if labelled else ((), ())
+    pairs = list(zip(*both, strict=True))
     right = [
         hits(mine.points, true.points, 0.1 * longer_side(true.box), true.visible)[0]
         for mine, true in pairs
@@ -154,7 +155,12 @@ def _summary(objects: KeypointSet, labelled: KeypointSet | None, skipped: Sequen
     if not total:
         return said
     share = sum(int(hit.sum()) for hit in right) / total
-    return f"{said}; {share:.0%} of {total} labelled keypoints right (PCK@0.1 of the box)"
+    said += f"; {share:.0%} of {total} labelled keypoints right (PCK@0.1 of the box)"
+    absent = sum(int((~true.visible).sum()) for _, true in pairs)
+    alarms = sum(int((mine.visible & ~true.visible).sum()) for mine, true in pairs)
+    missed = sum(int((~mine.visible & true.visible).sum()) for mine, true in pairs)
+    said += f"; {missed} of {total} left out"
+    return f"{said}, {alarms} of {absent} marked that are not there" if absent else said
 
 
 def _photos(given: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import tyro
 from tyro.conf import Positional, arg, subcommand
@@ -24,6 +24,9 @@ from surefeat.cli.help import print_help
 from surefeat.cli.keypoints import Keypoints
 from surefeat.cli.output import Device, Json, Model, say, say_aside, say_not_drawn
 from surefeat.learn.config import Config, Preset, preset
+
+if TYPE_CHECKING:
+    from surefeat.match.points import Matches
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Match:
     out: Path = Path("match")
     """Folder for matches.png, matches.json and index.html."""
     points: tuple[tuple[float, float], ...] | None = None
-    """Points of A as x y x y ...; by default the most confident distinctive ones."""
+    """Points of A as x y x y ...; by default confident ones near its middle, spread."""
     count: int = 60
     """How many points to choose when none are given."""
     regions: int = 0
@@ -168,8 +171,63 @@ class Match:
             regions=self.regions, mutual=self.mutual, model=self.model, sides=self.side,
             voting=self.voting, device=self.device,
         )  # fmt: skip
-        summary = f"{len(matches)} matches; look at {page}"
-        print(matches.to_json() if self.json else summary)
+        print(matches.to_json() if self.json else f"{_verdict(matches)}; look at {page}")
+
+
+@dataclass(frozen=True)
+class Relate:
+    """Which photos show the same kind of thing: groups, a matrix and a contact sheet."""
+
+    photos: Positional[tuple[Path, ...]]
+    """Photos and folders."""
+    out: Path = Path("relate")
+    """Folder for relations.json, groups.png and matrix.png."""
+    threshold: float = 0.5
+    """Photos form a group while the mean probability between its parts is above this."""
+    model: Model = None
+    device: Device = None
+    json: Json = False
+
+    def run(self) -> None:
+        from surefeat.core.files import write_json
+        from surefeat.match.relations import relate
+        from surefeat.model.network import DenseFeatures
+
+        if not self.photos:
+            raise ValueError("no photos are given; name photos or folders to compare")
+        model = DenseFeatures.from_pretrained(self.model, device=self.device)
+        relations = relate(self.photos, model, threshold=self.threshold, quiet=self.json)
+        write_json(self.out / "relations.json", relations.to_dict())
+        try:
+            from surefeat.show.relations import group_sheet, relation_matrix
+
+            group_sheet(relations).savefig(self.out / "groups.png", dpi=150)
+            relation_matrix(relations).savefig(self.out / "matrix.png", dpi=150)
+        except ImportError as error:
+            say_not_drawn("pictures", error)
+        large = [len(group) for group in relations.groups if len(group) > 1]
+        alone = sum(len(group) == 1 for group in relations.groups)
+        said = f"{len(relations.names)} photos: {len(large)} groups"
+        said += f" (of {', '.join(map(str, large[:8]))}{' ...' if large[8:] else ''})" * bool(large)
+        said += f", {alone} photos alone; " + f"{len(relations.skipped)} skipped; " * bool(
+            relations.skipped
+        )
+        say(relations.to_dict(), to_script=self.json, words=f"{said}look at {self.out}")
+
+
+UNRELATED = "these two photos seem to have nothing in common"
+
+
+def _verdict(matches: Matches) -> str:
+    """What `surefeat match` says in a line: related or not, how many, how sure, what is missing."""
+    said = f"{len(matches)} matches"
+    astray = len(matches) - int(matches.mutual.sum())
+    said += f", {astray} of which do not lead back (mutual: false in matches.json)" * bool(astray)
+    if matches.related is None or matches.probability is None:
+        return f"{said}; no probability: it is not fitted for this model, size or matching"
+    said += f", {int((matches.probability > 0.5).sum())} of them probably right"
+    verdict = UNRELATED if matches.related < 0.5 else "these two photos show the same kind of thing"
+    return f"{verdict} (probability {matches.related:.0%}); {said}"
 
 
 @dataclass(frozen=True)
@@ -228,6 +286,7 @@ def _commands(argv: list[str]) -> Any:
         Annotated[Pretrain, subcommand("pretrain", default=start)]
         | Annotated[Extract, subcommand("extract")]
         | Annotated[Match, subcommand("match")]
+        | Annotated[Relate, subcommand("relate")]
         | Annotated[Boxes, subcommand("boxes")]
         | Annotated[Keypoints, subcommand("keypoints")]
         | Annotated[Evaluate, subcommand("evaluate")]

@@ -260,8 +260,9 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
         raise ValueError(f"unknown setting {unknown[0]!r} for {kind.__name__}; known: {names}")
     built: dict[str, Any] = {}
     for name, value in values.items():
-        hint = hints[name]
-        if is_dataclass(hint):
+        # Of `Kind | None`, the kind.
+        hint = next((k for k in (hints[name], *get_args(hints[name])) if is_dataclass(k)), None)
+        if hint is not None and value is not None:
             built[name] = from_dict(hint, value)  # type: ignore[arg-type]
         else:
             built[name] = tuple(value) if isinstance(value, list) else value

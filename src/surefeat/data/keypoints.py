@@ -65,7 +65,10 @@ class Labelled:
     size: tuple[int, int]
     """(height, width) of the image."""
     scores: Tensor | None = None
-    """(K,) in [0, 1]: a detector's confidence."""
+    """(K,) in [0, 1]: how probably the part is in the photo and within a tenth of the box's longer
+    side of the point; of a detector without calibration the height of its heat map."""
+    errors: Tensor | None = None
+    """(K,) pixels: how far off a detector expects the point to be if the part is in the photo."""
 
     def read(self) -> Tensor:
         """The image: RGB (3, H, W) uint8."""
@@ -181,7 +184,10 @@ def _points(
 
 
 def write_coco(path: str | Path, labelled: KeypointSet) -> None:
-    """Write a set as COCO keypoints json, whole or not at all; scores as keypoint_scores."""
+    """Write a set as COCO keypoints json, whole or not at all.
+
+    What a detector says of each keypoint is written as keypoint_scores and keypoint_errors.
+    """
     sizes = {item.name: item.size for item in labelled.objects}
     rows = {name: row for row, name in enumerate(sizes)}
     images = tuple(CocoImage(name, size) for name, size in sizes.items())
@@ -193,10 +199,12 @@ def _annotation(item: Labelled, image: int) -> Annotation:
     keypoints: list[float] = []
     for (x, y), seen in zip(item.points.tolist(), item.visible.tolist(), strict=True):
         keypoints += [x, y, 2] if seen else [0, 0, 0]
-    more = {}
+    more: dict[str, Any] = {}
     if item.scores is not None:
         scores = [round(score, 4) for score in item.scores.tolist()]
         more = {"keypoint_scores": scores, "score": round(sum(scores) / max(1, len(scores)), 4)}
+    if item.errors is not None:
+        more["keypoint_errors"] = [round(error, 2) for error in item.errors.tolist()]
     x1, y1, x2, y2 = item.box.tolist()
     return Annotation(image, item.category, (x1, y1, x2, y2), tuple(keypoints), more=more)
 

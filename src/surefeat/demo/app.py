@@ -248,6 +248,8 @@ def _say(
     x0, y0 = first.frame.to_original(match.points0)[0].tolist()
     trip = 100 * match.round_trip.item() / max(match.size0)
     sure = "" if match.probability is None else f"right with **{match.probability.item():.0%}**, "
+    unrelated = match.related is not None and match.related < 0.5
+    sure = f"these two photos seem to have **nothing in common**; {sure}" if unrelated else sure
     originals = second.frame.to_original(places).tolist()
     table = [
         ["", *map(str, range(1, len(places) + 1))],

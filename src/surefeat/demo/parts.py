@@ -231,7 +231,7 @@ def _on_fit(model: DenseFeatures, session: Parts) -> list[Any]:
     labelled = session.labelled([p for p, own in zip(session.photos, clicked, strict=True) if own])
     rest = session.labelled([session.photos[number] for number in others])
     try:
-        detector = KeypointDetector.fit(model, labelled)
+        detector = KeypointDetector.fit(model, labelled, calibrate=False)  # clicks should not wait
         objects = detector.label(rest)
     except ImageError as error:  # the server forgets photos after a while
         gr.Warning(html.escape(str(error)))

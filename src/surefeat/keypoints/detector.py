@@ -1,8 +1,8 @@
 """KeypointDetector: the parts of objects, learned from a handful of labels on frozen features.
 
 Paper, section 4.3: the object's box (or the whole image) and its category are known; every
-keypoint gets a heat map, whose peak is its place and whose height is its confidence. A detector is
-a folder with detector.json and head.safetensors.
+keypoint gets a heat map, whose peak is its place; `keypoints.trust` says how far it can be trusted.
+A detector is a folder with detector.json and head.safetensors.
 """
 
 from __future__ import annotations
@@ -22,15 +22,34 @@ import torch
 from torch import Tensor
 
 from surefeat.core.files import checked_weights, from_dict, pack_tensors, read_tensors, write_model
+from surefeat.core.geometry import into_box, out_of_box
 from surefeat.core.image import ImageError, ImageLike, crop, load
 from surefeat.data.coco import Category, make_category
 from surefeat.data.decode import Place, Skipped
 from surefeat.data.keypoints import KeypointSet, Labelled, channels, read_coco
 from surefeat.keypoints.config import KeypointConfig
-from surefeat.keypoints.head import KeypointHead, find_points, fit
-from surefeat.keypoints.views import BATCH, ViewStore, cut_objects, describe, maps_of
+from surefeat.keypoints.head import KeypointHead, fit
+from surefeat.keypoints.trust import (
+    Examples,
+    cross_validate,
+    examples_of,
+    fit_trust,
+    read_signs,
+    see,
+    see_objects,
+)
+from surefeat.keypoints.views import (
+    BATCH,
+    CutObjects,
+    ObjectViews,
+    ViewStore,
+    cut_objects,
+    describe,
+)
+from surefeat.model.config import model_folder
 from surefeat.model.features import stack_boxes
 from surefeat.model.network import DenseFeatures
+from surefeat.model.probability import KeypointTrust, Reliability
 
 __all__ = ["KeypointConfig", "KeypointDetector", "Labelled"]
 
@@ -38,6 +57,9 @@ HEAD, SETTINGS = "head.safetensors", "detector.json"
 
 FORMAT, OLDER = "surefeat-keypoints-2", "surefeat-keypoints-1"
 """Of detector.json. The older one has settings of its fit that are no more; they are left out."""
+
+_EXAMPLES = "examples."
+"""Before the names of its examples, beside the head's weights."""
 
 _FIX = "pass a folder written by `surefeat keypoints fit`"
 
@@ -56,6 +78,10 @@ class KeypointDetector:
     head: KeypointHead
     categories: tuple[Category, ...]
     config: KeypointConfig
+    examples: Examples | None = None
+    """What its labelled parts look like; None: fitted before there was calibration."""
+    trust: KeypointTrust | None = None
+    """How far its keypoints can be trusted; None: unknown, scores are heights of heat maps."""
 
     @classmethod
     def fit(
@@ -66,12 +92,14 @@ class KeypointDetector:
         images: str | Path | None = None,
         config: KeypointConfig | None = None,
         seed: int = 0,
+        calibrate: bool = True,
         quiet: bool = True,
     ) -> KeypointDetector:
         """Learn from a COCO keypoints json (see data.keypoints.read_coco) or a set in memory.
 
         One label is enough to run, ten are enough to be of use. The model stays as it is. The seed
-        determines everything drawn, on one machine.
+        determines everything drawn, on one machine. calibrate: also learn how far the keypoints
+        can be trusted, from up to five more fits that leave photos out.
         """
         config = config or KeypointConfig()
         if not isinstance(annotations, KeypointSet):
@@ -81,14 +109,39 @@ class KeypointDetector:
         objects = cut_objects(labelled, size=config.size, jitter=config.jitter, device=device)
         store = ViewStore(objects, describe(model), config, seed=seed, quiet=quiet)
         views, rows = store.views_of(torch.arange(len(objects)), seed=seed)
-        head = KeypointHead(
-            views.maps(rows[:1]).shape[1], len(objects.flip), hidden=config.hidden,
-            generator=torch.Generator().manual_seed(seed),
-        ).to(device)  # fmt: skip
-        steps = config.steps(len(objects), categories=len(labelled.categories))
-        batches = views.batches(rows, steps=steps, config=config, seed=seed)
-        fit(head, batches, steps=steps, config=config, quiet=quiet)
-        return cls(model, head, labelled.categories, config)
+        kinds = len(labelled.categories)
+        head = fit_head(views, rows, config, objects=len(objects), kinds=kinds, seed=seed,
+                         quiet=quiet)  # fmt: skip
+        detector = cls(model, head, labelled.categories, config)
+        return detector._learn_trust(labelled, objects, views, seed) if calibrate else detector
+
+    def _learn_trust(
+        self, labelled: KeypointSet, objects: CutObjects, views: ObjectViews, seed: int
+    ) -> KeypointDetector:
+        """The same detector with its examples, and with trust where labels or a prior allow it."""
+        crops = see_objects(self.model, objects, size=self.config.size)
+        size = (crops.maps.shape[-2], crops.maps.shape[-1])
+        cells = into_box(objects.points, objects.boxes, size=size)
+        numbers: dict[str, int] = {}
+        photo = [numbers.setdefault(item.name, len(numbers)) for item in labelled.objects]
+
+        def fit_on(chosen: Tensor, seed: int) -> KeypointHead:
+            rows = torch.isin(views.numbers, chosen.to(views.numbers.device)).nonzero()[:, 0]
+            kinds = len({labelled.objects[n].category for n in chosen.tolist()})
+            return fit_head(views, rows, self.config, objects=len(chosen), kinds=kinds, seed=seed)
+
+        answers = cross_validate(
+            fit_on, crops, cells, objects, torch.tensor(photo), seed=1000 * (seed + 1)
+        )
+        examples = examples_of(crops.maps, cells, objects.visible, objects.own)
+        known = self.model.reliability or Reliability.load(model_folder(None))
+        prior = known.keypoints if known else None
+        # A prior alone says nothing: how often parts are seen differs too much.
+        trust = None
+        if answers is not None:
+            words = f"{len(objects)} labelled objects, by cross-validation"
+            trust = fit_trust(answers, prior, words=words)
+        return replace(self, examples=examples, trust=trust)
 
     def predict(
         self,
@@ -96,15 +149,16 @@ class KeypointDetector:
         *,
         boxes: Sequence[object] | None = None,
         category: str | None = None,
-        threshold: float = 0.0,
+        threshold: float = 0.5,
         skipped: list[Skipped] | None = None,
     ) -> list[Labelled]:
         """The keypoints of objects of one category, image by image.
 
         boxes: for every image its inclusive boxes (N, 4), original pixels; without them each
         image is one object. category may be left out when the detector knows only one. Keypoints
-        with a score under `threshold` are marked as not visible. Images that cannot be read are an
-        error, or, with a list for `skipped`, left out and added to it.
+        are marked as not visible where the part is in the photo with a probability under
+        `threshold`; their points are given all the same. Images that cannot be read are an error,
+        or, with a list for `skipped`, left out and added to it.
         """
         many: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
         if boxes is not None and len(boxes) != len(many):
@@ -117,7 +171,7 @@ class KeypointDetector:
         return list(self._find(work, threshold))
 
     def label(
-        self, objects: KeypointSet, *, threshold: float = 0.0, skipped: list[Skipped] | None = None
+        self, objects: KeypointSet, *, threshold: float = 0.5, skipped: list[Skipped] | None = None
     ) -> KeypointSet:
         """The same objects (their images, boxes and categories' names) with found keypoints.
 
@@ -146,13 +200,43 @@ class KeypointDetector:
         cut = ((crop(pixels.cpu(), item.box, size=size), item) for pixels, item in work)
         while batch := list(islice(cut, BATCH.get(device.type, 16))):
             crops = torch.stack([pixels for pixels, _ in batch]).to(device)
-            boxes = torch.stack([item.box for _, item in batch]).to(device)
-            maps = maps_of(crops, describe(self.model))
-            points, scores = (values.cpu() for values in find_points(self.head, maps, boxes))
-            for row, (_, item) in enumerate(batch):
+            items = [item for _, item in batch]
+            points, scores, present, errors = self._judge(crops, items)
+            for row, item in enumerate(items):
                 own = slice(spans[item.category].start, spans[item.category].stop)
-                seen = scores[row, own] >= threshold
-                yield replace(item, points=points[row, own], visible=seen, scores=scores[row, own])
+                yield replace(
+                    item, points=points[row, own], scores=scores[row, own],
+                    visible=present[row, own] >= threshold if present is not None
+                    else torch.ones_like(scores[row, own], dtype=torch.bool),
+                    errors=None if errors is None else errors[row, own],
+                )  # fmt: skip
+
+    def _judge(
+        self, crops: Tensor, items: Sequence[Labelled]
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Points (B, K, 2), scores, how probably present, and expected errors in pixels (B, K).
+
+        Of all channels, on the CPU; the last two are None of a detector without calibration.
+        """
+        spans, device = channels(self.categories), crops.device
+        boxes = torch.stack([item.box for item in items]).to(device)
+        seen = see(self.model, crops)
+        size = (seen.maps.shape[-2], seen.maps.shape[-1])
+        own = torch.zeros(len(items), spans[-1].stop, dtype=torch.bool, device=device)
+        for row, item in enumerate(items):
+            own[row, spans[item.category].start : spans[item.category].stop] = True
+        examples = self.examples or _no_examples(seen.maps.shape[1], own.shape[1])
+        cells, signs = read_signs(self.head, seen, examples.to(device), own)
+        points = out_of_box(cells, boxes, size=size).cpu()
+        if self.trust is None:
+            return points, signs["peak"].sigmoid().cpu(), None, None
+        right, present, error = (
+            fitted.log_odds(signs).sigmoid().cpu()
+            for fitted in (self.trust.right, self.trust.present, self.trust.error)
+        )
+        longer = (boxes[:, 2:] - boxes[:, :2] + 1).amax(-1, keepdim=True).cpu()
+        # Of two questions, one within the other, the answers must not contradict each other.
+        return points, torch.minimum(right, present), present, error * longer
 
     def save(self, folder: str | Path) -> None:
         """Write head.safetensors and detector.json to a new folder, whole or not at all."""
@@ -161,12 +245,16 @@ class KeypointDetector:
             "features": fingerprint(self.model),
             "categories": [asdict(category) for category in self.categories],
             "config": asdict(self.config),
+            "trust": None if self.trust is None else asdict(self.trust),
         }
+        tensors = dict(self.head.state_dict())
+        if self.examples is not None:
+            tensors |= {f"{_EXAMPLES}{k}": v for k, v in vars(self.examples).items()}
         folder = Path(folder)
         check_free(folder)
         part = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.part")
         try:
-            write_model(part / HEAD, self.head.state_dict(), part / SETTINGS, settings)
+            write_model(part / HEAD, tensors, part / SETTINGS, settings)
             part.replace(folder)
         except BaseException:  # Ctrl-C too leaves nothing behind
             shutil.rmtree(part, ignore_errors=True)
@@ -192,9 +280,35 @@ class KeypointDetector:
         head = KeypointHead(
             in_channels, len(state["conv2.bias"]), hidden=hidden, generator=torch.Generator()
         )
+        known = {name: state.pop(name) for name in list(state) if name.startswith(_EXAMPLES)}
         head.load_state_dict(state)
         config = from_dict(KeypointConfig, settings["config"])
-        return cls(model, head.eval().to(model.head.weight.device), categories, config)
+        device = model.head.weight.device
+        labelled = {name.removeprefix(_EXAMPLES): value for name, value in known.items()}
+        examples = Examples(**labelled).to(device) if labelled else None
+        fitted = settings.get("trust")
+        trust = None if fitted is None else from_dict(KeypointTrust, fitted)
+        return cls(model, head.eval().to(device), categories, config, examples, trust)
+
+
+def fit_head(
+    views: ObjectViews, rows: Tensor, config: KeypointConfig, *, objects: int, kinds: int,
+    seed: int, quiet: bool = True,
+) -> KeypointHead:  # fmt: skip
+    """A new head, fitted on the views `rows` (M,) of so many objects of so many categories."""
+    head = KeypointHead(
+        views.maps(rows[:1]).shape[1], len(views.objects.flip), hidden=config.hidden,
+        generator=torch.Generator().manual_seed(seed),
+    ).to(rows.device)  # fmt: skip
+    steps = config.steps(objects, categories=kinds)
+    batches = views.batches(rows, steps=steps, config=config, seed=seed)
+    fit(head, batches, steps=steps, config=config, quiet=quiet)
+    return head
+
+
+def _no_examples(size: int, keypoints: int) -> Examples:
+    none = torch.zeros(keypoints)
+    return Examples(torch.zeros(keypoints, size), none, none)
 
 
 def fingerprint(model: DenseFeatures) -> dict[str, str]:

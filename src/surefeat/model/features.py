@@ -23,12 +23,13 @@ from surefeat.core.files import (
     to_dict,
     write_bytes,
 )
-from surefeat.core.geometry import Frame, clip_boxes, pixel_to_grid, sample
+from surefeat.core.geometry import Frame, cell_centres, clip_boxes, pixel_to_grid, sample
 from surefeat.core.image import ImageLike
 
 if TYPE_CHECKING:
     from surefeat.model.network import DenseFeatures
-from surefeat.model.probability import Reliability
+from surefeat.model.config import POINT_WEIGHTS
+from surefeat.model.probability import Cohort, Reliability
 
 Layer = Literal["descriptors", "lower"]
 
@@ -56,6 +57,9 @@ class Features:
     """Where the image came from."""
     reliability: Reliability | None = None
     """What the model knows of its own matches; match_points reads it."""
+    common: Tensor | None = None
+    """(h, w): each cell's highest similarity with the model's cohort, places of other photos; None:
+    the model has none."""
 
     @property
     def confidence(self) -> Tensor:
@@ -80,6 +84,12 @@ class Features:
     def confidence_at(self, points: Tensor) -> Tensor:
         """1/sigma at points: (N, 2) original pixels -> (N,)."""
         return self._read(self.uncertainty[None], points)[:, 0].reciprocal()
+
+    def common_at(self, points: Tensor) -> Tensor:
+        """`common` at points: (N, 2) original pixels -> (N,)."""
+        if self.common is None:
+            raise ValueError("the model of these features has no cohort of other photos' places")
+        return self._read(self.common[None], points)[:, 0]
 
     def layer(self, name: Layer, *, confidence: bool = False) -> Tensor:
         """(C, h, w) or (D, h', w'); with `confidence`, descriptors are scaled by 1/sigma."""
@@ -119,6 +129,7 @@ class Features:
             descriptors=self.descriptors.to(device),
             uncertainty=self.uncertainty.to(device),
             lower=self.lower.to(device),
+            common=None if self.common is None else self.common.to(device),
         )
 
     def save(self, path: str | Path, *, photo: str = "") -> None:
@@ -131,6 +142,8 @@ class Features:
             "uncertainty": self.uncertainty.float(),
             "lower": self.lower.half(),
         }
+        if self.common is not None:
+            tensors["common"] = self.common.float()
         about = {"original": self.frame.original, "network": self.frame.network,
                  "stride": self.stride, "name": self.name,
                  "reliability": self.reliability and to_dict(self.reliability)}  # fmt: skip
@@ -164,6 +177,16 @@ def saved_for(path: str | Path) -> str | None:
     except (ValueError, OSError):
         return None
     return meta.get("photo") if meta.get("format") == _FORMAT else None
+
+
+def compare_with(cohort: Cohort, features: Features) -> Features:
+    """The same features, every cell compared with a cohort of the same model."""
+    size = (features.descriptors.shape[1], features.descriptors.shape[2])
+    device = features.descriptors.device
+    centres = cell_centres(size=size, stride=features.stride, device=device)
+    points = features.frame.to_original(centres)
+    nearest = cohort.nearest(features.at(points), features.lower_at(points), POINT_WEIGHTS)
+    return replace(features, common=nearest.reshape(size))
 
 
 def box_cells(boxes: Tensor, sizes: Tensor, shapes: Tensor) -> Tensor:
@@ -292,6 +315,7 @@ def join_scales(parts: Sequence[Features]) -> Features:
         uncertainty=torch.stack(sigma).mean(0)[0],
         lower=_side_by_side([part.lower for part in parts]),
         reliability=None,
+        common=None,
     )
 
 

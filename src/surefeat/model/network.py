@@ -40,9 +40,9 @@ from surefeat.model.config import (
     newest_checkpoint,
     read_settings,
 )
-from surefeat.model.features import Features, saved_for
+from surefeat.model.features import Features, compare_with, saved_for
+from surefeat.model.probability import COHORT, Cohort, Reliability
 from surefeat.model.probability import FILE as RELIABILITY
-from surefeat.model.probability import Reliability
 from surefeat.model.trunks import build_trunk
 from surefeat.model.weights import (
     check_finite,
@@ -84,6 +84,7 @@ class DenseFeatures(nn.Module):
         self.config = config or ModelConfig()
         self.trunk = build_trunk(self.config.trunk, stride_in_1x1=self.config.stride_in_1x1)
         self.reliability: Reliability | None = None
+        self.cohort: Cohort | None = None
         self.weights_sha256 = ""  # of the file it was read from or last written to
         self.lower = _lower_layer(self.config, list(self.trunk.taps))
         self.head = nn.Conv2d(self.trunk.taps[self.trunk.last], self.config.channels + 1, 1)
@@ -236,18 +237,21 @@ class DenseFeatures(nn.Module):
         for row, (index, _, frame, name) in enumerate(group):
             reliability = known if known and known.holds_at(frame.network) else None
             own = (maps.descriptors[row].float(), maps.uncertainty[row].float(), lower[row])
-            yield index, Features(*own, frame, self.stride, name, reliability)
+            features = Features(*own, frame, self.stride, name, reliability)
+            yield index, compare_with(self.cohort, features) if self.cohort else features
 
     def save_pretrained(self, folder: str | Path, *, int8: bool = False) -> None:
         """Write model.json and model.safetensors; int8 stores filters in a quarter of the space."""
         folder, state = Path(folder), self.state_dict()
         state = quantise({k: v.cpu() for k, v in state.items()}) if int8 else state
-        if self.reliability is None:
-            (folder / RELIABILITY).unlink(missing_ok=True)  # of a model that was here before
+        for file in (RELIABILITY, COHORT):  # of a model that was here before
+            (folder / file).unlink(missing_ok=True)
         write_model(folder / WEIGHTS, state, folder / SETTINGS, {"config": to_dict(self.config)})
         self.weights_sha256 = file_hash(folder / WEIGHTS)
         if self.reliability is not None:
             replace(self.reliability, weights_sha256=self.weights_sha256).save(folder)
+        if self.cohort is not None:
+            self.cohort.save(folder)
 
     @classmethod
     def from_pretrained(
@@ -273,6 +277,7 @@ class DenseFeatures(nn.Module):
         known = Reliability.load(folder)
         # One that was fitted to other weights says nothing of these.
         model.reliability = known if known and known.weights_sha256 in ("", digest) else None
+        model.cohort = Cohort.load(folder) if model.reliability else None
         model.weights_sha256 = digest
         return model.eval().to(where)
 
@@ -374,7 +379,7 @@ def extract_to_folder(
     ) as bar:
         for start in range(0, len(todo), batch):
             part = todo[start : start + batch]
-            for path, features in _extract_readable(model, part, skipped, longest_side=side):
+            for path, features in extract_readable(model, part, skipped, longest_side=side):
                 try:
                     features.save(readable[path], photo=states[path])
                     written += 1
@@ -402,7 +407,7 @@ def _check_same_model(model: DenseFeatures, longest_side: int, out: Path) -> Non
         raise ValueError(f"{out} holds {what}; pass another --out")
 
 
-def _extract_readable(
+def extract_readable(
     model: DenseFeatures, paths: list[Path], skipped: list[Skipped], *, longest_side: int
 ) -> Iterator[tuple[Path, Features]]:
     """Features of the images that can be read, in one batch for each size."""

@@ -1,19 +1,21 @@
-"""Probabilities: the paper's density of the matching loss, and how probably a match is right.
+"""Probabilities: the paper's density of the matching loss, and what a model knows of its answers.
 
-The second is a logistic model of four signs: similarity, peak margin, round trip and the confidence
-of the two places. It is fitted on pairs with known answers: benchmarks/experiments/reliability.py.
+The second are logistic models of a few signs, fitted on pairs with known answers
+(benchmarks/experiments/reliability.py), and a cohort: places of other photos, so that a similarity
+can be told from what any two photos have in common.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from surefeat.core.files import from_dict, to_dict, write_json
+from surefeat.core.files import from_dict, pack_tensors, to_dict, write_bytes, write_json
 
 # Below this 1/sigma the closed form of the log-normaliser loses digits and its series takes over.
 _SERIES = 1e-3
@@ -45,54 +47,143 @@ def mean_predicted_loss(sigma: Tensor) -> Tensor:
     return torch.where(b < 1e-2, 0.5 - b / 12, safe.reciprocal() - torch.expm1(safe).reciprocal())
 
 
-FILE = "reliability.json"
-"""Its name beside the weights in a model folder."""
+FILE, COHORT = "reliability.json", "cohort.safetensors"
+"""Their names beside the weights in a model folder."""
 
-SIGNS = ("score", "margin", "round_trip", "confidence")
+_FORMAT = "surefeat-reliability-3"
 
-# Added to the round trip before the logarithm, in longer sides: below a cell it says nothing more.
-_ROUND_TRIP_FLOOR = 0.01
-
-_FORMAT = "surefeat-reliability-2"
+_EARLIER = ("surefeat-reliability-1", "surefeat-reliability-2")
+"""They answered another question: whether a match is right, given that both photos are related."""
 
 
 @dataclass(frozen=True)
-class Reliability:
-    """p(right) = sigmoid(weights . (signs - mean) / scale + bias), and what it was fitted on."""
+class Logistic:
+    """p = sigmoid(weights . (signs - mean) / scale + bias), and what it was fitted on."""
 
+    signs: tuple[str, ...]
+    """What it looks at, by name, in this order."""
     weights: tuple[float, ...]
-    """Of the signs, in the order of SIGNS."""
     bias: float
     mean: tuple[float, ...]
     """Of the signs where it was fitted."""
     scale: tuple[float, ...]
     """Their standard deviation there."""
+    fitted_on: str
+    """In words."""
+    cases: int
+    """How many known answers."""
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.signs) for row in (self.weights, self.mean, self.scale)):
+            raise ValueError(f"weights, mean and scale must have one number each for {self.signs}")
+
+    def log_odds(self, signs: Mapping[str, Tensor]) -> Tensor:
+        """log(p / (1 - p)) of signs by name, each of one shape."""
+        table = torch.stack([signs[name] for name in self.signs], dim=-1)
+        rows = (self.weights, self.mean, self.scale)
+        weights, mean, scale = (table.new_tensor(row) for row in rows)
+        return (table - mean) / scale @ weights + self.bias
+
+
+def fit_logistic(
+    signs: Mapping[str, Tensor], right: Tensor, *, fitted_on: str, weight: Tensor | None = None,
+    ridge: float = 1e-4, prior: Logistic | None = None, strength: float = 0.0,
+) -> Logistic:  # fmt: skip
+    """Fit on signs (N,) each and answers (N,), bool or shares in [0, 1], by Newton's method.
+
+    Minimises the weighted mean log loss + ridge/2 |weights|^2: the ridge keeps weights finite where
+    signs separate right from wrong. The bias is free, so the mean probability is the share of right
+    answers. With a prior, its mean and scale are kept, and leaving its weights and bias costs
+    strength/2 |change|^2 beside the log loss of all answers, so that few can only correct it.
+    """
+    names = prior.signs if prior else tuple(signs)
+    table = torch.stack([signs[name] for name in names], dim=-1).double().cpu()
+    answers = right.double().cpu()
+    counts = torch.ones_like(answers) if weight is None else weight.double().cpu()
+    counts = counts / counts.sum()
+    if prior is None:
+        if len(table) != len(answers) or answers.min() >= 1 or answers.max() <= 0:
+            raise ValueError("a probability needs one answer per case, right ones and wrong ones")
+        mean = counts @ table
+        scale = (counts @ (table - mean).square()).sqrt()
+        # A sign that never varies (confidence, from a model without it) differs by rounding alone,
+        # which standardising would blow up.
+        scale = torch.where(scale > 1e-5 * (1 + mean.abs()), scale, torch.inf)
+        start, penalty = torch.zeros(len(names) + 1).double(), torch.full((len(names) + 1,), ridge)
+        penalty[-1] = 0.0
+    else:
+        mean, scale = (torch.tensor(row).double() for row in (prior.mean, prior.scale))
+        start = torch.tensor([*prior.weights, prior.bias]).double()
+        penalty = torch.full((len(start),), ridge + strength / max(1, len(answers)))
+    design = torch.cat([(table - mean) / scale, torch.ones(len(table), 1)], dim=1)
+    *weights, bias = _newton(design, answers, counts, start, penalty.double()).tolist()
+    shown = torch.where(scale.isinf(), 1.0, scale)
+    return Logistic(
+        names, tuple(weights), bias, tuple(mean.tolist()), tuple(shown.tolist()), fitted_on,
+        len(answers),
+    )  # fmt: skip
+
+
+def _newton(
+    design: Tensor, answers: Tensor, counts: Tensor, start: Tensor, penalty: Tensor
+) -> Tensor:
+    """Weights that minimise the log loss + penalty/2 |weights - start|^2, by damped steps."""
+
+    def cost(weights: Tensor) -> Tensor:
+        logits = design @ weights
+        loss = torch.nn.functional.softplus(logits) - answers * logits
+        return counts @ loss + (penalty * (weights - start).square()).sum() / 2
+
+    weights = start
+    for _ in range(50):
+        chance = torch.sigmoid(design @ weights)
+        slope = design.T @ (counts * (chance - answers)) + penalty * (weights - start)
+        bend = (design * (counts * chance * (1 - chance))[:, None]).T @ design
+        step = torch.linalg.solve(bend + torch.diag(penalty + 1e-12), slope)
+        share = 1.0
+        while cost(weights - share * step) > cost(weights) and share > 1e-6:
+            share /= 2
+        weights = weights - share * step
+        if float(step.abs().max()) < 1e-9:
+            break
+    return weights
+
+
+@dataclass(frozen=True)
+class KeypointTrust:
+    """How far a detector's keypoints can be trusted (keypoints.trust.SIGNS)."""
+
+    present: Logistic
+    """The probability that the part is in the photo."""
+    right: Logistic
+    """That it is, and within a tenth of the box's longer side of the place that was found."""
+    error: Logistic
+    """How far off the place is expected to be where the part is in the photo: not a probability,
+    but a share of the box's longer side, at most 1."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """What a model knows of its own answers: three probabilities, each of its own question."""
+
+    pair: Logistic
+    """That two photos show the same kind of thing (match.related.PAIR_SIGNS)."""
+    point: Logistic
+    """That a point of two related photos has a counterpart in the other, and that it was found:
+    within `right_within` of it (match.related.POINT_SIGNS)."""
+    pooled: Logistic
+    """The first question, answered in a hurry: from one vector of each photo."""
     matching: str
     """How the matches it was fitted on were found (match.points.matching_text): signs change with
     every setting, so matches found in another way get no probability from it."""
     right_within: float
     """A match counts as right up to this distance, in longer sides of image 1."""
-    fitted_on: str
-    """The pairs, in words."""
-    matches: int
-    """How many matches those pairs gave."""
     weights_sha256: str = ""
     """The model whose features were matched."""
     sides: tuple[int, ...] = ()
     """Longest sides of the network's input it was fitted at, pixels: signs change with them."""
-
-    def __post_init__(self) -> None:
-        if any(len(row) != len(SIGNS) for row in (self.weights, self.mean, self.scale)):
-            raise ValueError(f"weights, mean and scale must have one number each for {SIGNS}")
-
-    def predict(
-        self, score: Tensor, margin: Tensor, round_trip: Tensor, confidence: Tensor
-    ) -> Tensor:
-        """Probabilities (N,), from (N,) each; round_trip in longer sides of image 0."""
-        table = signs(score, margin, round_trip, confidence)
-        rows = (self.weights, self.mean, self.scale)
-        weights, mean, scale = (table.new_tensor(row) for row in rows)
-        return torch.sigmoid((table - mean) / scale @ weights + self.bias)
+    keypoints: KeypointTrust | None = None
+    """Where the trust in a new keypoint detector starts from, before its own labels speak."""
 
     def holds_at(self, network: tuple[int, int]) -> bool:
         """Whether it speaks of inputs of this (height, width): from its least side to its most."""
@@ -104,13 +195,16 @@ class Reliability:
 
     @staticmethod
     def load(folder: str | Path) -> Reliability | None:
-        """Read what `save` wrote; None where the folder has none."""
+        """Read what `save` wrote; None where the folder has none, or one of an earlier version."""
         path = Path(folder) / FILE
         if not path.is_file():
             return None
         try:
             values = json.loads(path.read_text())
-            if values.pop("format", None) != _FORMAT:
+            version = values.pop("format", None)
+            if version in _EARLIER:
+                return None
+            if version != _FORMAT:
                 raise ValueError("another format")
             known: Reliability = from_dict(Reliability, values)
         except (AttributeError, TypeError, ValueError) as error:
@@ -119,8 +213,49 @@ class Reliability:
         return known
 
 
-def signs(score: Tensor, margin: Tensor, round_trip: Tensor, confidence: Tensor) -> Tensor:
-    """(N, 4): what the model looks at. Round trip and confidence count by their logarithms,
-    because both spread over orders of magnitude."""
-    trip = (round_trip + _ROUND_TRIP_FLOOR).log()
-    return torch.stack([score, margin, trip, confidence.log()], dim=-1)
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """Places of many other photos, as one model sees them.
+
+    Two photos have always something in common: grass, sky, edges. How similar a place is to the
+    most similar place of the cohort says how little that means.
+    """
+
+    descriptors: Tensor
+    """(M, C), unit length."""
+    lower: Tensor
+    """(M, D), unit length."""
+
+    def nearest(self, descriptors: Tensor, lower: Tensor, weights: Sequence[float]) -> Tensor:
+        """(N, C) and (N, D) -> (N,): the highest similarity, the layers weighed as in matching."""
+        here = [layer.to(descriptors) for layer in (self.descriptors, self.lower)]
+        total = sum(weights)
+        scores = descriptors @ here[0].T * (weights[0] / total)
+        return (scores + lower @ here[1].T * (weights[1] / total)).amax(1)
+
+    def centre(self, weights: Sequence[float]) -> Tensor:
+        """(C + D,): the mean of its places, as vectors whose products are weighed similarities."""
+        shares = [(weight / sum(weights)) ** 0.5 for weight in weights]
+        both = (self.descriptors * shares[0], self.lower * shares[1])
+        return torch.cat(both, dim=1).mean(0)
+
+    def save(self, folder: str | Path) -> None:
+        """Write cohort.safetensors into a model folder, in half precision."""
+        tensors = {"descriptors": self.descriptors.half(), "lower": self.lower.half()}
+        write_bytes(Path(folder) / COHORT, pack_tensors(tensors))
+
+    @staticmethod
+    def load(folder: str | Path) -> Cohort | None:
+        """Read what `save` wrote; None where the folder has none."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = Path(folder) / COHORT
+        if not path.is_file():
+            return None
+        try:
+            tensors = {name: values.float() for name, values in load_file(path).items()}
+            return Cohort(**tensors)
+        except (SafetensorError, TypeError) as error:
+            fault = f"{path} is not what Cohort.save writes ({error})"
+            raise ValueError(f"{fault}; delete it or fit it again") from error

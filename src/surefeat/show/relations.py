@@ -1,0 +1,65 @@
+"""Figures of `surefeat relate`: a contact sheet of the groups, and the matrix of all pairs."""
+
+from __future__ import annotations
+
+import math
+
+from surefeat.match.relations import Relations
+from surefeat.show import style
+
+try:
+    from matplotlib import rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
+
+_COLUMNS, _MOST_ROWS = 10, 30
+
+_THUMBNAIL = 160
+
+
+@rc_context(style.STYLE)
+def group_sheet(relations: Relations, *, most: int = _COLUMNS) -> Figure:
+    """A row of thumbnails for every group, at most `most` each, the largest group first.
+
+    Photos that belong to no other come last, together.
+    """
+    groups = [group for group in relations.groups if len(group) > 1]
+    alone = [number for group in relations.groups if len(group) == 1 for number in group]
+    rows = [(f"{len(group)} photos", list(group)) for group in groups]
+    rows = rows[: _MOST_ROWS - 1] + ([(f"{len(alone)} alone", alone)] if alone else [])
+    label = f"{len(relations.names)} photos in {len(groups)} groups; {len(alone)} belong to none."
+    figure = style.new_figure(1.05 * len(rows) + 0.4, label)
+    figure.suptitle(label, x=0.005, ha="left", fontsize=9)
+    grid = figure.subplots(len(rows), most, squeeze=False)
+    style.hide_frames(grid.flat)
+    for line, (title, numbers) in zip(grid, rows, strict=True):
+        for axes, number in zip(line, numbers, strict=False):
+            pixels, frame = style.picture(relations.names[number], longest=_THUMBNAIL)
+            style.show(axes, pixels, frame)
+        style.small_title(line[0], title)
+    return figure
+
+
+@rc_context(style.STYLE)
+def relation_matrix(relations: Relations) -> Figure:
+    """How probably each two photos are related, photos in the order of their groups."""
+    order = [number for group in relations.groups for number in group]
+    values = relations.probability[order][:, order]
+    side = min(8.0, 3.0 + math.sqrt(len(order)) / 3)
+    label = "How probably each two photos show the same kind of thing, group by group."
+    figure = style.new_figure(side, label, width=side + 1.0)
+    axes: Axes = figure.subplots()
+    axes.imshow(values.numpy(), cmap=style.MAP, vmin=0, vmax=1, interpolation="nearest")
+    edge = 0
+    for group in relations.groups:
+        if len(group) > 1:
+            style.outline(axes, (edge, edge, edge + len(group) - 1, edge + len(group) - 1), "white",
+                          width=1.2)  # fmt: skip
+        edge += len(group)
+    axes.set_xlabel("photo")
+    axes.set_ylabel("photo")
+    style.colour_bar(figure, [axes], Normalize(0, 1), style.MAP, "probability of being related")
+    return figure
