@@ -15,8 +15,9 @@ from hostile import strange_names
 from surefeat.cli.main import main
 from surefeat.data.drawn import write_folder
 from surefeat.model.config import ModelConfig
+from surefeat.model.extract import extract_to_folder
 from surefeat.model.features import Features
-from surefeat.model.network import DenseFeatures, extract_to_folder
+from surefeat.model.network import DenseFeatures
 
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent / "src")}

@@ -106,7 +106,7 @@ class Extract:
     json: Json = False
 
     def run(self) -> None:
-        from surefeat.model.network import extract_to_folder
+        from surefeat.model.extract import extract_to_folder
 
         done = extract_to_folder(
             self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,

@@ -53,6 +53,9 @@ _LOG = logging.getLogger(__name__)
 Feed = Batches | StreamedBatches
 """Where batches of images come from."""
 
+Shown = tuple[loop.Report, Callable[[int], None]]
+"""What `loop.progress_bar` gives: a job's report and tick."""
+
 # With fewer images every batch would repeat them several times over.
 _FEW = 8
 
@@ -128,23 +131,41 @@ def pretrain(
     )  # fmt: skip
     if part.rank == 0:
         _list(run, pictures, items)
+    with loop.progress_bar(
+        config.train.steps, _SHOWN, quiet=quiet,
+        tensorboard=run.folder / "tensorboard" if tensorboard and part.rank == 0 else None,
+    ) as shown:  # fmt: skip
+        done = _learn(model, pictures, run, config, init=str(init), shown=shown, part=part,
+                      overfit=bool(overfit))  # fmt: skip
+    _finish(run, done, pictures, part)
+    return done
+
+
+def _learn(
+    model: DenseFeatures,
+    pictures: Pictures,
+    run: Run,
+    config: Config,
+    *,
+    init: str,
+    shown: Shown,
+    part: Part,
+    overfit: bool,
+) -> Pretrained:
+    """Look at the model as it is, train it, look again."""
     apart = pictures.held_out
 
     def check(model: DenseFeatures) -> SelfCheck:
         return self_check(model, apart.pixels, apart.sizes, warp=config.warp, colour=config.colour)
 
     if part.rank == 0 and apart.names and not run.checkpoints():
-        _look_before(run, model.eval(), pictures, check(model), init=str(init))
-    folder = run.folder / "tensorboard" if tensorboard and part.rank == 0 else None
-    with loop.progress_bar(config.train.steps, _SHOWN, quiet=quiet, tensorboard=folder) as shown:
-        progress = train(
-            model, pictures.batches, run, config, part=part, shown=shown, overfit=bool(overfit),
-            check=(lambda current: check(current).to_dict()) if apart.names else None,
-        )  # fmt: skip
+        _look_before(run, model.eval(), pictures, check(model), init=init)
+    progress = train(
+        model, pictures.batches, run, config, part=part, shown=shown, overfit=overfit,
+        check=(lambda current: check(current).to_dict()) if apart.names else None,
+    )  # fmt: skip
     checked = check(model.eval()) if apart.names else None
-    done = Pretrained(model.eval(), run.folder, progress, checked, pictures.skipped())
-    _finish(run, done, pictures, part)
-    return done
+    return Pretrained(model.eval(), run.folder, progress, checked, pictures.skipped())
 
 
 def _open_run(
@@ -286,7 +307,7 @@ def train(
     *,
     part: Part | None = None,
     check: Callable[[DenseFeatures], loop.Values] | None = None,
-    shown: tuple[loop.Report, Callable[[int], None]] | None = None,
+    shown: Shown | None = None,
     overfit: bool = False,
 ) -> loop.Progress:
     """Train until the last step or a plateau, continuing from the newest checkpoint if any.

@@ -21,7 +21,8 @@ from surefeat.data.sources import find_images
 from surefeat.match.related import Agreement, Cells, pooled_vector
 from surefeat.match.search import prepare
 from surefeat.model.config import POINT_WEIGHTS
-from surefeat.model.network import DenseFeatures, extract_readable
+from surefeat.model.extract import extract_readable
+from surefeat.model.network import DenseFeatures
 
 DOUBT = 0.05
 """A pair whose vectors say yes or no with more than 1 - DOUBT is not looked at more closely."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefeat.core import progress
 from surefeat.core.files import (
     choose_device,
     file_hash,
@@ -24,13 +21,11 @@ from surefeat.core.files import (
     pack_tensors,
     read_tensors,
     to_dict,
-    write_json,
     write_model,
 )
 from surefeat.core.geometry import Frame, interpolation, pixel_to_grid
-from surefeat.core.image import ImageError, ImageLike, prepare, printable
-from surefeat.data.decode import Item, Place, Skipped, write_skipped
-from surefeat.data.sources import check_any_readable, folder_paths, walk_folder
+from surefeat.core.image import ImageLike, prepare
+from surefeat.data.sources import folder_paths
 from surefeat.model.config import (
     SETTINGS,
     WEIGHTS,
@@ -40,7 +35,7 @@ from surefeat.model.config import (
     newest_checkpoint,
     read_settings,
 )
-from surefeat.model.features import Features, compare_with, saved_for
+from surefeat.model.features import Features, compare_with
 from surefeat.model.probability import COHORT, Cohort, Reliability
 from surefeat.model.probability import FILE as RELIABILITY
 from surefeat.model.trunks import build_trunk
@@ -210,9 +205,9 @@ class DenseFeatures(nn.Module):
             group = waiting.setdefault(frame.network, [])
             group.append((index, pixels, frame, name))
             if len(group) == batch:
-                done.update(self._extract_group(waiting.pop(frame.network)))
+                done.update(self.extract_group(waiting.pop(frame.network)))
         for group in waiting.values():
-            done.update(self._extract_group(group))
+            done.update(self.extract_group(group))
         return [done[index] for index in sorted(done)]
 
     def _side(self, longest_side: int | None, *, batch: int) -> int:
@@ -224,7 +219,7 @@ class DenseFeatures(nn.Module):
             raise ValueError(f"batch is {batch}; use at least 1")
         return side
 
-    def _extract_group(
+    def extract_group(
         self, group: list[tuple[int, Tensor, Frame, str]]
     ) -> Iterator[tuple[int, Features]]:
         device = self.head.weight.device
@@ -326,131 +321,3 @@ def _start_sigma_near_one(head: nn.Conv2d, floor: float) -> None:
     with torch.no_grad():
         head.weight[-1].mul_(0.1)
         head.bias[-1] = math.log(math.expm1(1.0 - floor))
-
-
-# Features of whole folders to disk: resumable, and shared by processes under torchrun.
-
-# What a disk says to a name that is too long, or that a file and a folder would share.
-_NO_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
-
-
-@dataclass(frozen=True)
-class Extracted:
-    """What was done."""
-
-    folder: Path
-    written: int
-    already_there: int
-    skipped: tuple[Skipped, ...]
-    listed: Path | None
-    """Where the skipped images are listed with the reasons."""
-
-
-def extract_to_folder(
-    images: Sequence[str | Path],
-    out: str | Path,
-    *,
-    model: str | Path | DenseFeatures | None = None,
-    longest_side: int | None = None,
-    batch: int = 16,
-    device: str | torch.device | None = None,
-    quiet: bool = False,
-) -> Extracted:
-    """One OUT/name.safetensors per image; whole ones of unchanged photos are not computed again.
-
-    Under torchrun every process takes its own share of the images. Unreadable images are skipped
-    and listed in OUT/skipped-RANK.txt; OUT/extract.json says which model saw them at which size.
-    """
-    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    out = Path(out)
-    targets = _targets(images, out)
-    mine = [targets[path] for path in sorted(targets)[rank::world]]
-    if not isinstance(model, DenseFeatures):
-        model = DenseFeatures.from_pretrained(model, device=device)
-    side = model._side(longest_side, batch=batch)
-    _check_same_model(model, side, out)
-    skipped = [Skipped(item.read.path, item.read.refused) for item, _ in mine if item.read.refused]
-    readable = {Path(item.read.path): target for item, target in mine if not item.read.refused}
-    states = {path: _state(path) for path in readable}
-    todo = [path for path, target in readable.items() if saved_for(target) != states[path]]
-    written = 0
-    with progress.bar(
-        total=len(todo), desc="extracting", unit="img", quiet=quiet or rank > 0
-    ) as bar:
-        for start in range(0, len(todo), batch):
-            part = todo[start : start + batch]
-            for path, features in extract_readable(model, part, skipped, longest_side=side):
-                try:
-                    features.save(readable[path], photo=states[path])
-                    written += 1
-                except OSError as error:
-                    if error.errno not in _NO_NAME:
-                        raise
-                    what = f"has a name that {out} cannot hold ({error.strerror}); rename it"
-                    skipped.append(Skipped(str(path), what))
-            bar.update(len(part))
-    skipped.sort(key=lambda entry: entry.name)
-    listed = out / f"skipped-{rank}.txt" if skipped else None
-    if listed is not None:
-        write_skipped(listed, skipped)
-    return Extracted(out, written, len(readable) - len(todo), tuple(skipped), listed)
-
-
-def _check_same_model(model: DenseFeatures, longest_side: int, out: Path) -> None:
-    """Files of two models in one folder would look alike and match badly: that is an error."""
-    about = {"weights": model.weights_hash(), "longest_side": longest_side}
-    file = out / "extract.json"
-    if not file.is_file():
-        write_json(file, about)
-    elif json.loads(file.read_text()) != about:
-        what = "features of another model or of photos seen at another size"
-        raise ValueError(f"{out} holds {what}; pass another --out")
-
-
-def extract_readable(
-    model: DenseFeatures, paths: list[Path], skipped: list[Skipped], *, longest_side: int
-) -> Iterator[tuple[Path, Features]]:
-    """Features of the images that can be read, in one batch for each size."""
-    groups: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
-    for number, path in enumerate(paths):
-        try:
-            pixels, frame = prepare(path, longest_side=longest_side, multiple=model.stride)
-        except ImageError as error:
-            reason = str(error).removeprefix(f"{printable(str(path))}: ")
-            skipped.append(Skipped(str(path), reason))
-        else:
-            groups.setdefault(frame.network, []).append((number, pixels, frame, str(path)))
-    for group in groups.values():
-        with torch.inference_mode():
-            done = list(model._extract_group(group))
-        yield from ((paths[number], features) for number, features in done)
-
-
-def _state(photo: Path) -> str:
-    """Size and time of a photo's file: others, where it was replaced."""
-    info = photo.stat() if photo.exists() else None
-    return "" if info is None else f"{info.st_size} bytes, {info.st_mtime_ns}"
-
-
-def _targets(images: Sequence[str | Path], out: Path) -> dict[str, tuple[Item, Path]]:
-    """Every image, by its path, with its file below `out`; folders keep their structure."""
-    if not images:
-        raise ValueError("no images are given; name images or folders")
-    targets: dict[str, tuple[Item, Path]] = {}
-    for given in map(Path, images):
-        if not given.exists():
-            raise FileNotFoundError(f"no image or folder at {given}; check the path")
-        items = walk_folder(given) if given.is_dir() else [Item(given.name, Place(str(given)))]
-        # Several folders keep their own names, so that equal names below them do not meet.
-        above = out / given.name if given.is_dir() and len(images) > 1 else out
-        for item in items:
-            # Others may open the file with safetensors, which takes no other names than UTF-8.
-            name = item.name.encode("utf-8", "backslashreplace").decode()
-            targets[item.read.path] = (item, above / f"{name}.safetensors")
-    check_any_readable([item for item, _ in targets.values()], images[0])
-    first: dict[Path, str] = {}
-    for path, (_, target) in targets.items():
-        if first.setdefault(target, path) != path:
-            clash = f"{first[target]} and {path} would both be {target}"
-            raise ValueError(f"{clash}; extract them apart")
-    return targets
