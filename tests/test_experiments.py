@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
-from reliability import calibration, fit_logistic
+from reliability import FITS, calibration, fit_logistic, made_with
+
+from surefeat.core.files import file_hash
+from surefeat.match.points import matching_text
+from surefeat.match.search import Voting
+from surefeat.model.config import POINT_WEIGHTS, SHIPPED, model_folder
+from surefeat.model.probability import FILE, SIGNS, Reliability
+
+FITTED = [name for name in SHIPPED if (model_folder(name) / FILE).is_file()]
 
 
 def drawn(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,3 +66,19 @@ def test_calibration_of_a_hand_computed_case() -> None:
     assert (bins["actual"][5], bins["actual"][9]) == (0.5, 1.0)
     # One of 0.05 off by 0.05, two of mean 0.57 off by 0.07, one exact.
     assert bins["expected calibration error"] == pytest.approx((0.05 + 2 * 0.07) / 4, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_a_shipped_fit_was_made_with_what_matching_is_today(name: str) -> None:
+    """Its numbers mean something for the very signs they were fitted on: their order, logarithms
+    and floor, the peak's radius, the votes. Whoever changes one of these fits anew, by
+    benchmarks/experiments/reliability.py --store; a fit without record asks for --record."""
+    record, now = json.loads(FITS.read_text())[file_hash(model_folder(name) / FILE)], made_with()
+    assert now["matching"] == record["matching"]
+    assert np.allclose(now["signs"], record["signs"], atol=2e-3)
+    for sign in (*SIGNS, "points1"):
+        assert np.allclose(now["matches"][sign], record["matches"][sign], atol=2e-2), sign
+    fitted = Reliability.load(model_folder(name))
+    assert fitted is not None
+    assert fitted.matching == matching_text(Voting(), POINT_WEIGHTS)
+    assert fitted.right_within == record["right within"] == now["right within"]

@@ -223,7 +223,7 @@ def _changes(
             yield "constant", str(value + 1)
         case ast.Constant(float(value)):
             yield "constant", repr(value * 2 if value else 1.0)
-        case ast.IfExp(test, body, orelse):
+        case ast.IfExp(_, body, orelse):
             yield "condition", _text(body)
             yield "condition", _text(orelse)
         case ast.Call(func, args, keywords):

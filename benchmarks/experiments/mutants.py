@@ -4,11 +4,11 @@
     python benchmarks/experiments/mutants.py --rooms match --each 20 --survivors
 
 Every room has the same number of faults, chosen by the hash of their text: the same as long as the
-line is. Those of faults_by_hand.txt are tried too. The suite runs once, with a note of which test runs which line; a fault is then tried by
-the tests that run its line, the quick and near ones first, until one fails. All goes on in a copy
-below .mutants/, one line of JSON per fault, and goes on where it was stopped. A fault that ends a
-test by time is noticed. `unseen.json` beside this file holds the faults that change nothing anybody
-can see, with the reason.
+line is. Those of faults_by_hand.txt are tried too. The tests run once, with a note of which test
+runs which line; a fault is then tried by the tests that run its line, the quick and near ones
+first, until one fails. All goes on in a copy below .mutants/, one line of JSON per fault, and goes
+on where it was stopped. A fault that ends a test by time is noticed. `unseen.json` beside this file
+holds the faults that change nothing anybody can see, with the reason.
 
 Needs coverage (pip install coverage). The summary goes to results/studies/mutants.json.
 """
@@ -267,7 +267,7 @@ def attempt(fault: Fault, number: int, tests: list[str], tree: Path, work: Path)
     begun = time.monotonic()
     try:
         path.write_text(fault.put_into(text))
-        # Compiled files are told apart by the second of the change, which tests may be quicker than.
+        # Compiled files are told apart by the second of a change, which tests may be quicker than.
         os.utime(path, (stat.st_mtime + 2 * number + 2,) * 2)
         code = in_fork(tree, work / "last.log", expected, run) if tests else 0
     finally:
@@ -295,7 +295,9 @@ def summary(tried: list[dict[str, Any]]) -> dict[str, Any]:
     """Counts by room, survivors with their reasons, and the coverage of every room."""
     why, rooms = reasons(), defaultdict[str, Counter[str]](Counter)
     for one in tried:
-        outcome = "noticed" if one["outcome"] not in LIVED else "unseen" if one["key"] in why else "lived"
+        outcome = (
+            "noticed" if one["outcome"] not in LIVED else "unseen" if one["key"] in why else "lived"
+        )
         rooms[one["file"].split("/")[0]][outcome] += 1
     total = sum(rooms.values(), Counter[str]())
     lived = [one for one in tried if one["outcome"] in LIVED]
@@ -358,8 +360,11 @@ def main() -> None:
         with done_file.open("a") as file:
             file.write(json.dumps(done[fault.key]) + "\n")
         shown = done[fault.key]
-        print(f"{number + 1}/{len(faults)} {shown['outcome']:<8} {shown['seconds']:>5} s "
-              f"{fault.file}:{fault.line} {fault.old!r:.50} -> {fault.new!r:.60}", flush=True)
+        print(
+            f"{number + 1}/{len(faults)} {shown['outcome']:<8} {shown['seconds']:>5} s "
+            f"{fault.file}:{fault.line} {fault.old!r:.50} -> {fault.new!r:.60}",
+            flush=True,
+        )
     report(summary([done[fault.key] for fault in faults]), options)
 
 
@@ -368,13 +373,17 @@ def report(counted: dict[str, Any], options: argparse.Namespace) -> None:
     for room, counts in counted["rooms"].items():
         total = sum(counts.values())
         share = counted["line coverage"].get(room, 0.0)
-        print(f"{room:<10} {counts.get('noticed', 0)}/{total} noticed, "
-              f"{counts.get('unseen', 0)} unseen, {100 * share:.1f} % of lines run")
+        print(
+            f"{room:<10} {counts.get('noticed', 0)}/{total} noticed, "
+            f"{counts.get('unseen', 0)} unseen, {100 * share:.1f} % of lines run"
+        )
     print(f"{100 * counted['noticed of those that can be seen']:.1f} % noticed")
     if options.survivors:
         for one in counted["survivors"]:
-            print(f"{one['key']} {one['file']} {one['where']}: {one['old']!r} -> {one['new']!r} "
-                  f"({one['tests']} tests) {one['reason']}")
+            print(
+                f"{one['key']} {one['file']} {one['where']}: {one['old']!r} -> {one['new']!r} "
+                f"({one['tests']} tests) {one['reason']}"
+            )
     if set(options.rooms) == set(ROOMS):
         from surefeat.core.files import environment, write_json
 

@@ -6,7 +6,13 @@
 Fitted on PF-PASCAL's train list and every second pair of the other list, so that both count the
 same; checked on PF-PASCAL's val list and on the other pairs. None shares an image with the test
 list. A match is right within 0.1 of the target's longer side (the img rule). With --store the fit
-is written into the model's folder.
+is written into the model's folder, and what it was made with into fits.json beside this script: the
+matches of two made-up pictures and the signs read from them. A test compares that with what
+matching gives now, so that whoever changes it fits anew.
+
+    python benchmarks/experiments/reliability.py --record
+
+writes fits.json alone, for fits that were stored at this very state of matching.
 """
 
 from __future__ import annotations
@@ -21,22 +27,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from scipy.optimize import minimize
 from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.core.files import choose_device, environment, file_hash, write_json
+from surefeat.core.geometry import Frame
 from surefeat.core.ranking import aurc, auroc
 from surefeat.data.benchmarks import development_pairs
 from surefeat.data.pairs import Pair, load_pairs
 from surefeat.match.points import Matches, match_points, matching_text
 from surefeat.match.search import Voting
-from surefeat.model.config import POINT_WEIGHTS, WEIGHTS, model_folder
+from surefeat.model.config import POINT_WEIGHTS, SHIPPED, WEIGHTS, model_folder
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
+from surefeat.model.probability import FILE as RELIABILITY
 from surefeat.model.probability import SIGNS, Reliability, signs
 
 RIGHT_WITHIN = 0.1
+
+FITS = Path(__file__).resolve().parent / "fits.json"
+"""Hash of a shipped fit's file -> what matching gave when it was made."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -115,6 +127,44 @@ def calibration(chance: Tensor, right: Tensor, *, bins: int = 10) -> dict[str, A
     }
 
 
+def made_up(scale: float, shift: float) -> Features:
+    """Features of a picture of waves, smooth and without repetition, of another size each."""
+    rows, columns = (9, 12) if scale == 1 else (11, 10)
+    y, x = torch.meshgrid(
+        torch.arange(rows, dtype=torch.float64), torch.arange(columns, dtype=torch.float64),
+        indexing="ij",
+    )  # fmt: skip
+    x, y = scale * x + shift, scale * y + 0.5 * shift
+    n = torch.arange(1, 25, dtype=torch.float64)[:, None, None]
+    waves = torch.sin(n.sqrt() * x / 2 + n * n + (2 * n).sqrt() * y / 3)
+    sigma = 0.3 + 0.2 * torch.sin(x / 2) * torch.cos(y / 3)
+    network = (16 * rows, 16 * columns)
+    maps = [F.normalize(part.float(), dim=0) for part in waves.split(12)]
+    return Features(maps[0], sigma.float(), maps[1], Frame((10 * rows, 10 * columns), network), 16)
+
+
+def made_with() -> dict[str, Any]:
+    """What matching says of two made-up pictures, and the signs a fit reads from that."""
+    places = [[x, y] for x in (15, 45, 80, 110) for y in (12, 40, 75)]
+    matches = match_points(made_up(1, 0.0), made_up(0.9, 0.7), places)
+    told = {name: _short(getattr(matches, name)) for name in (*SIGNS, "points1")}
+    return {
+        "matching": matching_text(Voting(), POINT_WEIGHTS), "right within": RIGHT_WITHIN,
+        "matches": told, "signs": _short(match_signs(matches)),
+    }  # fmt: skip
+
+
+def _short(values: Tensor) -> list[Any]:
+    listed: list[Any] = values.double().mul(1e4).round().div(1e4).tolist()
+    return listed
+
+
+def record_fits() -> None:
+    """Write down, for every fit that ships, what matching gives now."""
+    fits = [model_folder(name) / RELIABILITY for name in SHIPPED]
+    write_json(FITS, {file_hash(fit): made_with() for fit in fits if fit.is_file()})
+
+
 def match_all(model: DenseFeatures, pairs: list[Pair]) -> tuple[list[Matches], list[Tensor]]:
     """Matches of every pair's keypoints, and which of them are right."""
     paths = sorted({path for pair in pairs for path in (pair.image0, pair.image1)})
@@ -148,13 +198,19 @@ def judged(fitted: Reliability, matches: list[Matches], correct: list[Tensor]) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("birds", type=Path)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("birds", type=Path, nargs="?")
     parser.add_argument("--model")
     parser.add_argument("--out", type=Path, default=Path("results/studies/reliability.json"))
     parser.add_argument("--pairs", type=int, help="of each list at most so many, spread over it")
     parser.add_argument("--store", action="store_true")
+    parser.add_argument("--record", action="store_true", help="write fits.json, and nothing else")
     args = parser.parse_args()
+    if args.record:
+        record_fits()
+        return
+    if args.data is None or args.birds is None:
+        parser.error("pass the folder of PF-PASCAL and the list of birds")
     model = DenseFeatures.from_pretrained(args.model)
     digest = file_hash(model_folder(args.model) / WEIGHTS)
     val, train = development_pairs(args.data)
@@ -176,6 +232,7 @@ def main() -> None:
     metrics = {name: judged(fitted, *found[name]) for name in lists}
     if args.store:
         fitted.save(model_folder(args.model))
+        record_fits()
     write_json(args.out, {
         "row": "Matches.probability", "benchmark": "pf-pascal and birds",
         "split": "development pairs: fitted on some, measured on others", "metrics": metrics,
