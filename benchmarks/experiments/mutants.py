@@ -44,7 +44,7 @@ PRELOADED = (
     "jinja2", "tyro", "torch._dynamo", "coverage",
 )  # fmt: skip
 """Imported once; every fault is tried in a fork, which has them already."""
-LONGEST = 90.0
+LONGEST = 40.0
 """Seconds of tests per fault, by the time they take without it: the quick ones come first."""
 UNSEEN, BY_HAND = HERE / "unseen.json", HERE / "faults_by_hand.txt"
 LIVED = ("lived", "no test runs it")
@@ -261,7 +261,7 @@ def attempt(fault: Fault, number: int, tests: list[str], tree: Path, work: Path)
     def run() -> int:
         import pytest
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-n", "0", "--durations=0", "--tb=short"]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-n", "0", "--durations=0", "--tb=line"]
         return int(pytest.main([*options, *tests]))
 
     begun = time.monotonic()
