@@ -44,7 +44,7 @@ PRELOADED = (
     "jinja2", "tyro", "torch._dynamo", "coverage",
 )  # fmt: skip
 """Imported once; every fault is tried in a fork, which has them already."""
-LONGEST = 40.0
+LONGEST = 15.0
 """Seconds of tests per fault, by the time they take without it: the quick ones come first."""
 UNSEEN, BY_HAND = HERE / "unseen.json", HERE / "faults_by_hand.txt"
 LIVED = ("lived", "no test runs it")
@@ -217,10 +217,17 @@ class TestsOfLines:
         return {room: round(run / max(1, lines), 4) for room, (run, lines) in share.items()}
 
     def of(self, fault: Fault) -> list[str]:
-        """Tests for a fault: its room's before others, the quick before the slow, up to LONGEST."""
+        """Tests for a fault: near ones before others, the quick before the slow, up to LONGEST.
+
+        Near are those of its room and those whose file names what the fault changes at import.
+        """
         tests = self._running(fault) - self.failed
-        near = f"tests/{fault.room}/"
-        order = sorted(tests, key=lambda t: (not t.startswith(near), self.seconds[t]))
+        own = f"tests/{fault.room}/"
+        named = set() if fault.in_function else self._naming(fault)
+        order = sorted(
+            tests,
+            key=lambda t: (not (t.startswith(own) or t.split("::")[0] in named), self.seconds[t]),
+        )
         taken, total = [], 0.0
         for test in order:
             total += self.seconds[test]
@@ -229,6 +236,12 @@ class TestsOfLines:
             taken.append(test)
         return taken
 
+    def _naming(self, fault: Fault) -> set[str]:
+        """Test files that name the constant, or the class whose default it is."""
+        names = fault.where.split(".")
+        return {path.relative_to(self.tree).as_posix() for path, text in self.texts.items()
+                if any(name in text for name in names)}  # fmt: skip
+
     def _running(self, fault: Fault) -> set[str]:
         lines = self.lines[fault.file]
         tests = {t for n in range(fault.line, fault.end_line + 1) for t in lines.get(n, ()) if t}
@@ -236,8 +249,7 @@ class TestsOfLines:
             return tests
         name = fault.where.split(".")[-1]
         # What is set at import acts where its name stands: in the package, or in a test itself.
-        files = {path.relative_to(self.tree).as_posix() for path, text in self.texts.items()
-                 if name in text}  # fmt: skip
+        files = self._naming(fault)
         tests |= {test for test in self.seconds if test.split("::")[0] in files}
         for file, by_line in self.lines.items():
             text = (self.tree / "src" / "surefeat" / file).read_text()

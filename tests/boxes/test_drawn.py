@@ -45,7 +45,8 @@ def scene(number: int) -> tuple[Photo, Tensor]:
     truth = torch.stack([columns.min(), rows.min(), columns.max(), rows.max()]).float()
     name = f"{number}.png"
     image = PhotoLabels(name, Item(name, Place(name)), frozenset({NAMES[kind]}))
-    return Photo(image, picture, (SIDE, SIDE), propose(picture, ProposalConfig(count=80, draws=600))), truth
+    boxes = propose(picture, ProposalConfig(count=80, draws=600))
+    return Photo(image, picture, (SIDE, SIDE), boxes), truth
 
 
 def test_the_detector_finds_drawn_objects_on_clutter(tmp_path: Path) -> None:

@@ -149,6 +149,16 @@ def test_what_cannot_be_meant_is_named_with_its_fix(
         read_coco(write(tmp_path, content))
 
 
+def test_a_keypoint_may_lie_a_pixel_beyond_the_edge(tmp_path: Path) -> None:
+    """Labels counted from 1, or rounded up, do: of 40 x 30 pixels the edges are 39.5 and 29.5."""
+    content = record(keypoints=[40.5, 30.5, 2, -1.5, -1.5, 2, 0, 0, 0])
+    (item,) = read_coco(write(tmp_path, content)).objects
+    assert item.points[:2].tolist() == [[40.5, 30.5], [-1.5, -1.5]]
+    for beyond in ([40.6, 5, 2], [5, 30.6, 2], [-1.6, 5, 2], [5, -1.6, 2]):
+        with pytest.raises(ValueError, match="lies outside the image"):
+            read_coco(write(tmp_path, record(keypoints=beyond + [0] * 6)))
+
+
 def test_a_json_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nothing.json: cannot be read"):
         read_coco(tmp_path / "nothing.json")

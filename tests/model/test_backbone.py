@@ -13,7 +13,7 @@ import torchvision
 from torch import Tensor, nn
 
 from surefeat.model.config import ModelConfig
-from surefeat.model.network import DenseFeatures
+from surefeat.model.network import DenseFeatures, _lower_layer
 from surefeat.model.trunks import ResNet50, Vgg16, build_trunk, conv_bn
 from surefeat.model.weights import load_initial, read_weights, stride_in_1x1_of
 
@@ -312,7 +312,18 @@ def test_sigma_starts_near_one_and_descriptors_are_unit() -> None:
     with torch.inference_mode():
         maps = model(torch.rand(2, 3, 64, 64))
     assert maps.uncertainty.median().item() == pytest.approx(1, abs=0.2)
+    # Its weights are a tenth of the others', so that it hardly differs from place to place.
+    spread = model.head.weight.detach().flatten(1).std(1)
+    assert float(spread[-1] / spread[:-1].mean()) == pytest.approx(0.1, rel=0.2)
     torch.testing.assert_close(maps.descriptors.norm(dim=1), torch.ones(2, 8, 8))
+
+
+def test_each_trunk_has_its_lower_layer() -> None:
+    layers = {"resnet50": "res4e", "vgg16": "pool4", "vgg16-conv5": "pool4", "small": "conv4"}
+    for trunk, layer in layers.items():
+        assert _lower_layer(ModelConfig(trunk=trunk), ["res4c", "res4e"]) == layer
+    assert _lower_layer(ModelConfig(trunk="timm:x"), ["a", "b", "c"]) == "b"
+    assert _lower_layer(ModelConfig(lower="res4c"), ["res4c", "res4e"]) == "res4c"
 
 
 def test_reading_at_cell_centres_gives_the_cells() -> None:
