@@ -30,6 +30,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -358,8 +359,10 @@ def main() -> None:
     TESTS = TestsOfLines(tree, work)
     if TESTS.failed:
         print(f"{len(TESTS.failed)} tests fail or are skipped without any fault")
-    faults = faults_by_hand(BY_HAND, tree / "src" / "surefeat") if options.hand else []
-    faults += chosen_faults(tree, options.rooms, each=options.each)
+    by_hand = faults_by_hand(BY_HAND, tree / "src" / "surefeat") if options.hand else []
+    drawn = chosen_faults(tree, options.rooms, each=options.each)
+    # In turn, so that a run that is stopped has tried some of both.
+    faults = [one for both in zip_longest(drawn, by_hand) for one in both if one is not None]
     done_file = work / "tried.jsonl"
     done = {}
     for line in done_file.read_text().splitlines() if done_file.is_file() else ():

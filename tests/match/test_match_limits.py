@@ -191,3 +191,22 @@ def test_mutual_places_are_worth_something_in_both_images(
     both = worth[0] * worth[1]
     assert (both.diff() <= 1e-6).all()
     assert not (worth[0].diff() <= 1e-6).all()
+
+
+def test_votes_count_in_the_margin_and_not_in_the_score(pair: tuple[Features, Features]) -> None:
+    matches = match_points(*pair, count=12, refine=False)
+    weights = {"descriptor_weight": POINT_WEIGHTS[0], "lower_weight": POINT_WEIGHTS[1]}
+    side0, side1 = prepare_pair(*pair, **weights)
+    alike = side0.at(matches.points0) @ side1.vectors.T
+    votes, _ = vote_both_ways(side0, side1, Voting())
+    cells = side0.cells(matches.points0, votes.grid0), side1.cells(side1.points, votes.grid1)
+    total = alike + votes.bonus(*cells)
+    best = total.argmax(1)
+    torch.testing.assert_close(matches.points1, side1.points[best])
+    torch.testing.assert_close(matches.score, alike.gather(1, best[:, None])[:, 0])
+    rows, columns = side1.size
+    step = torch.tensor([96 / columns, 128 / rows])  # network pixels between places
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1) * step
+    near = torch.cdist(places[best], places) <= 128 * 30 / 224
+    margin = total.amax(1) - total.masked_fill(near, -torch.inf).amax(1)
+    torch.testing.assert_close(matches.margin, margin, atol=1e-4, rtol=1e-3)

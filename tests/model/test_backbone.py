@@ -149,6 +149,13 @@ def test_images_are_scaled_as_the_published_weights_were_trained(name: str) -> N
         torch.testing.assert_close(scaled, (image[:, channel] - mean) / std)
 
 
+def test_the_small_trunk_keeps_its_own_scale() -> None:
+    """Models that users have saved know no other."""
+    model = DenseFeatures(ModelConfig(trunk="small", channels=8))
+    scaled = model.normalise_input(torch.tensor([0.0, 0.5, 1.0]).expand(1, 3, 1, 3))
+    assert scaled.flatten().tolist() == [-2.0, 0.0, 2.0] * 3
+
+
 TIMM = {
     "resnet18": (16, "stage3", 0.75), "efficientnet_b0": (16, "stage3", 0.2),
     "convnext_atto": (16, "stage2", 0.56), "mobilenetv3_small_100": (16, "stage3", 0.06),
