@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from surefeat.match.dense import match_dense
 from surefeat.match.points import (
     Matches,
     distinctiveness,
@@ -210,3 +211,35 @@ def test_votes_count_in_the_margin_and_not_in_the_score(pair: tuple[Features, Fe
     near = torch.cdist(places[best], places) <= 128 * 30 / 224
     margin = total.amax(1) - total.masked_fill(near, -torch.inf).amax(1)
     torch.testing.assert_close(matches.margin, margin, atol=1e-4, rtol=1e-3)
+
+
+def test_every_pixel_has_the_confidence_of_both_its_places(
+    pair: tuple[Features, Features],
+) -> None:
+    """The sum of both sigmas is interpolated: one is constant, one is read where it lies."""
+    flat = replace(pair[0], uncertainty=torch.full_like(pair[0].uncertainty, 0.3))
+    dense = match_dense(flat, pair[1])
+    assert dense.confidence.shape == (60, 80)
+    middle = dense.points1[8:-8, 8:-8].reshape(-1, 2)
+    expected = 2 / (0.3 + 1 / pair[1].confidence_at(middle))
+    close = (dense.confidence[8:-8, 8:-8].flatten() / expected - 1).abs()
+    assert close.median() < 0.05
+    even = replace(pair[1], uncertainty=torch.full_like(pair[1].uncertainty, 0.5))
+    torch.testing.assert_close(match_dense(flat, even).confidence, torch.full((60, 80), 2.5))
+
+
+def test_one_in_four_network_pixels_is_asked_for_every_pixel(
+    pair: tuple[Features, Features],
+) -> None:
+    """96 x 128 of them: 24 x 32 questions unless told otherwise."""
+    plain, asked = match_dense(*pair), match_dense(*pair, size=(24, 32))
+    assert torch.equal(plain.points1, asked.points1)
+    assert not torch.equal(plain.points1, match_dense(*pair, size=(6, 8)).points1)
+    # What is asked for one by one is what matching points answers.
+    every = match_dense(*pair, size=(60, 80), voting=False)
+    some = torch.tensor([[10.0, 20.0], [44.0, 31.0], [79.0, 59.0]])
+    points = match_points(*pair, some, voting=False)
+    x, y = some.long().T
+    torch.testing.assert_close(every.points1[y, x], points.points1, atol=1e-2, rtol=1e-3)
+    torch.testing.assert_close(every.score[y, x], points.score, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(every.confidence[y, x], points.confidence, atol=1e-3, rtol=1e-3)

@@ -201,6 +201,27 @@ def test_a_location_bonus_pulls_to_the_same_place(material: Material, model: Pat
     torch.testing.assert_close(free, expected)
 
 
+@pytest.mark.parametrize(("weight", "reach"), [(0.2, 0.3), (0.2, 0.05), (2.0, 0.3)])
+def test_the_location_control_is_the_sum_written_out(
+    material: Material, model: Path, weight: float, reach: float
+) -> None:
+    """Similarity, and a Gaussian around the same place, whose spread is in sides of the square."""
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    bonus = LocationBonus(weight=weight, reach=reach)
+    case = replace(material.cases[0], measures=("location",))
+    protocol = replace(PROTOCOL, location=bonus)
+    (record,) = measure([case], row, store, material.pictures, protocol)
+    weights = {"descriptor_weight": row.descriptor_weight, "lower_weight": row.lower_weight}
+    side0, side1 = (prepare(store[key], **weights) for key in case.keys)
+    points0 = case.frame(SIZE, 0).to_network(case.pair.common()[0])
+    alike = side0.at(points0) @ side1.vectors.T
+    near = (-0.5 * (torch.cdist(points0, side1.points) / (reach * SIZE)) ** 2).exp()
+    best = side1.points[(alike + weight * near).argmax(1)]
+    moved = case.frame(SIZE, 1).to_network(torch.tensor(record["location"]["points"]))
+    assert float((moved - best).abs().max()) < 2 * 4 + 0.1  # refined by up to two places of 4 px
+
+
 def test_finer_maps_are_read_alike_between_their_cells(material: Material, model: Path) -> None:
     row = build_row(f"mine={model}", init=(), device=CPU)
     store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
