@@ -45,7 +45,7 @@ PRELOADED = (
     "jinja2", "tyro", "torch._dynamo", "coverage",
 )  # fmt: skip
 """Imported once; every fault is tried in a fork, which has them already."""
-LONGEST = 15.0
+LONGEST = 60.0
 """Seconds of tests per fault, by the time they take without it: the quick ones come first."""
 UNSEEN, BY_HAND = HERE / "unseen.json", HERE / "faults_by_hand.txt"
 LIVED = ("lived", "no test runs it")
@@ -190,7 +190,8 @@ def _record(name: str, tree: Path, noted: Path, hashes: list[str]) -> int:
 class TestsOfLines:
     """Which tests run a line, by the recorded run."""
 
-    def __init__(self, tree: Path, work: Path) -> None:
+    def __init__(self, tree: Path, work: Path, *, longest: float) -> None:
+        self.longest = longest
         self.seconds, self.failed, self.tree = dict[str, float](), set[str](), tree
         self.lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
         for path in sorted((tree / "tests").rglob("test_*.py")):
@@ -218,7 +219,7 @@ class TestsOfLines:
         return {room: round(run / max(1, lines), 4) for room, (run, lines) in share.items()}
 
     def of(self, fault: Fault) -> list[str]:
-        """Tests for a fault: near ones before others, the quick before the slow, up to LONGEST.
+        """Tests for a fault: near ones before others, the quick before the slow, up to a time.
 
         Near are those of its room and those whose file names what the fault changes at import.
         """
@@ -232,7 +233,7 @@ class TestsOfLines:
         taken, total = [], 0.0
         for test in order:
             total += self.seconds[test]
-            if total > LONGEST and taken:
+            if total > self.longest and taken:
                 break
             taken.append(test)
         return taken
@@ -342,6 +343,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=60, help="faults per room")
     parser.add_argument("--hand", action=argparse.BooleanOptionalAction, default=True,
                         help="also those of faults_by_hand.txt")  # fmt: skip
+    parser.add_argument("--longest", type=float, default=LONGEST, help="seconds of tests a fault")
     parser.add_argument("--work", type=Path, default=ROOT / ".mutants", help="what is kept between")
     parser.add_argument("--keep-record", action="store_true", help="of lines, if src changed")
     parser.add_argument("--again", action="store_true", help="try survivors anew")
@@ -356,7 +358,7 @@ def main() -> None:
         importlib.import_module(name)
     tree = copy_tree(work)
     record(tree, work, keep=options.keep_record)
-    TESTS = TestsOfLines(tree, work)
+    TESTS = TestsOfLines(tree, work, longest=options.longest)
     if TESTS.failed:
         print(f"{len(TESTS.failed)} tests fail or are skipped without any fault")
     by_hand = faults_by_hand(BY_HAND, tree / "src" / "surefeat") if options.hand else []

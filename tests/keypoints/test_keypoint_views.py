@@ -17,7 +17,7 @@ from surefeat.data.keypoints import KeypointSet
 from surefeat.keypoints import views as views_module
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.views import CutObjects, ObjectViews, ViewStore, cut_objects, room_for
-from tiny import COLOURS, CPU, HEAD, SIDE, colours, write_photos
+from tiny import COLOURS, CPU, HEAD, SIDE, colours, feature_model, write_photos
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +243,15 @@ def test_features_that_fit_nowhere_are_made_anew_and_are_the_same(
     before = seen
     torch.testing.assert_close(views.maps(rows), kept, atol=1e-3, rtol=0)
     assert seen == before + 3
+
+
+def test_a_detector_sees_of_a_crop_what_the_model_sees_of_a_photo() -> None:
+    """Descriptors and lower layer of the same pixels, each of unit length in every cell."""
+    model = feature_model()
+    pixels = torch.randint(0, 256, (3, 64, 64), generator=torch.Generator().manual_seed(0))
+    crop = pixels.to(torch.uint8)
+    (features,) = model.extract(crop, longest_side=64)
+    with torch.no_grad():
+        maps = views_module.describe(model)(crop[None])[0]
+    torch.testing.assert_close(maps[:16], features.descriptors, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(maps[16:], features.lower, atol=1e-5, rtol=1e-4)

@@ -130,6 +130,12 @@ def test_checks_and_checkpoints_keep_to_their_own_steps(tmp_path: Path) -> None:
     assert names == ["checkpoint-00000009.safetensors", "checkpoint-00000011.safetensors"]
 
 
+def test_a_training_that_holds_nothing_out_checks_nothing(tmp_path: Path) -> None:
+    run, _, progress = go(tmp_path / "run", tiny(steps=4, check_every=2, log_every=0), check=None)
+    assert progress.step == 4
+    assert [row["step"] for row in run.metrics()] == [2, 4]
+
+
 def test_a_line_holds_the_mean_over_its_steps(tmp_path: Path) -> None:
     each, _, _ = go(tmp_path / "each", tiny(log_every=1, checkpoint_every=0))
     some, _, _ = go(tmp_path / "some", tiny(log_every=5, checkpoint_every=0))
