@@ -258,6 +258,9 @@ def test_a_folder_that_holds_something_is_left_alone(
     with pytest.raises(FileExistsError, match="exists already"):
         detector.save(tmp_path / "full")
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
+    (tmp_path / "empty").mkdir()
+    detector.save(tmp_path / "empty")
+    assert KeypointDetector.load(tmp_path / "empty", small).categories == detector.categories
 
     def broken(*_: Any) -> None:
         raise OSError("no space left on device")
@@ -265,4 +268,4 @@ def test_a_folder_that_holds_something_is_left_alone(
     monkeypatch.setattr("surefeat.core.files._move", broken)
     with pytest.raises(OSError, match="no space"):
         detector.save(tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+    assert {path.name for path in tmp_path.iterdir()} == {"full", "empty"}

@@ -165,6 +165,17 @@ def test_signs_that_know_right_from_wrong_rank_as_such(material: Material) -> No
     assert metrics["nearest pck@0.1 img per point"] == pytest.approx(100 * (1 - wrong / total))
     right = [len(case.pair.common()[0]) // 2 for case in plain]
     assert result["pairs"]["nearest pck@0.1 img"] == right
+    # A pair without active proposals leaves the others to speak of regions.
+    fewer = result_of([records[0] | {"iou_by_rank": []}, *records[1:]], some, rated=True)
+    assert fewer["metrics"]["pcr area"] == pytest.approx(metrics["pcr area"])
+    assert fewer["counts"]["pairs without active proposals"] == 1
+    assert fewer["counts"]["region pairs"] == len(plain) - 1
+    # The bbox rule needs a box of every pair.
+    box = torch.tensor([0.0, 0.0, 49.0, 29.0])
+    boxed = [replace(case, pair=replace(case.pair, box1=box)) for case in plain]
+    for cases, there in ((boxed, True), ([plain[0], *boxed[1:]], False)):
+        judged = result_of(records, replace(material, cases=tuple(cases)), rated=True)
+        assert ("nearest pck@0.1 bbox" in judged["metrics"]) == there
     # The best ranked regions come first: mIoU@1, @2, @3 and, with no more of them, the same on.
     assert result["curves"]["miou"][:4] == pytest.approx([0.9, 0.6, 1.3 / 3, 1.3 / 3])
 
