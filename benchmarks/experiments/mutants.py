@@ -348,6 +348,7 @@ def main() -> None:
     parser.add_argument("--keep-record", action="store_true", help="of lines, if src changed")
     parser.add_argument("--again", action="store_true", help="try survivors anew")
     parser.add_argument("--survivors", action="store_true", help="print them all")
+    parser.add_argument("--summary", action="store_true", help="of what was tried; try no more")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "studies" / "mutants.json")
     options = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -371,7 +372,7 @@ def main() -> None:
         done[json.loads(line)["key"]] = json.loads(line)
     for number, fault in enumerate(faults):
         before = done.get(fault.key)
-        if before and not (options.again and before["outcome"] in LIVED):
+        if options.summary or before and not (options.again and before["outcome"] in LIVED):
             continue
         done[fault.key] = attempt(fault, number, TESTS.of(fault), tree, work)
         with done_file.open("a") as file:
@@ -382,7 +383,7 @@ def main() -> None:
             f"{fault.file}:{fault.line} {fault.old!r:.50} -> {fault.new!r:.60}",
             flush=True,
         )
-    report(summary([done[fault.key] for fault in faults]), options)
+    report(summary([done[fault.key] for fault in faults if fault.key in done]), options)
 
 
 def report(counted: dict[str, Any], options: argparse.Namespace) -> None:
