@@ -177,6 +177,19 @@ def test_every_setting_of_learning_acts(photos: list[Photo], tmp_path: Path) -> 
         assert not same_bits(base, learned(photos, tmp_path / name, other)), name
 
 
+def test_what_fc6_sees_has_a_mean_square_of_one_unless_there_is_nothing(
+    photos: list[Photo],
+) -> None:
+    torch.manual_seed(0)
+    detector = Detector(BASE.detector, tuple(sorted(HUES)))
+    calibrate(detector, photos, BASE.learn)
+    assert 0 < float(detector.scale) < 100
+    for parameter in detector.trunk.parameters():
+        parameter.zero_()
+    calibrate(detector, photos, BASE.learn)
+    assert bool(detector.scale.isfinite())
+
+
 def test_the_second_half_is_learned_at_a_tenth_of_the_rate(
     photos: list[Photo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

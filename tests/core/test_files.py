@@ -134,6 +134,26 @@ def test_processes_take_the_gpus_in_turn(
         choose_device("cuda:2")
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_apple_s_gpu_is_taken_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device(None) == torch.device("mps" if there else "cpu")
+    assert choose_device("cpu") == torch.device("cpu")
+    if there:
+        assert choose_device("mps") == torch.device("mps")
+        return
+    with pytest.raises(ValueError, match="there is no Apple GPU here; choose cpu"):
+        choose_device("mps")
+
+
+def test_an_unknown_device_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown device 'gpu'; choose cuda, cuda:N, mps or cpu"):
+        choose_device("gpu")
+
+
 def test_tensors_of_any_layout_come_back_the_same(tmp_path: Path) -> None:
     turned = torch.arange(6.0, requires_grad=True).reshape(2, 3).T
     packed = pack_tensors({"t": turned}, {"about": "it"})

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from surefeat.model.config import ModelConfig
@@ -296,6 +297,21 @@ def test_v1_weights_are_recognised_and_fit(data_root: Path) -> None:
     assert stride_in_1x1_of(path) is True
     model = DenseFeatures.create(ModelConfig(), init=path)
     assert model.config.stride_in_1x1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("ResNet-50 v1: as published", True), ("ResNet-50, stride in the first 1x1", True),
+     ("ResNet-50 v1.5, stride in the 3x3", False), ("VGG16 v1: features", None), ("", None)],
+)  # fmt: skip
+def test_weights_may_say_which_resnet_they_are_for(
+    text: str, expected: bool | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"x": torch.zeros(1)}, path, {"architecture": text})
+    assert stride_in_1x1_of(path) is expected
+    for silent in (tmp_path / "w.pth", tmp_path / "nowhere.safetensors"):
+        assert stride_in_1x1_of(silent) is None
 
 
 def test_only_the_chosen_layers_learn() -> None:
