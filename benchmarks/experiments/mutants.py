@@ -372,7 +372,7 @@ def main() -> None:
         done[json.loads(line)["key"]] = json.loads(line)
     for number, fault in enumerate(faults):
         before = done.get(fault.key)
-        if options.summary or before and not (options.again and before["outcome"] in LIVED):
+        if options.summary or (before and not (options.again and before["outcome"] in LIVED)):
             continue
         done[fault.key] = attempt(fault, number, TESTS.of(fault), tree, work)
         with done_file.open("a") as file:
