@@ -320,8 +320,10 @@ def summary(tried: list[dict[str, Any]]) -> dict[str, Any]:
         | {"reason": why.get(one["key"], "")}
         for one in lived
     ]
+    drawn = [one for one in tried if one["kind"] != "by hand"]
     return {
         "mutants": sum(total.values()),
+        "of which drawn by the hash of their text": len(drawn),
         "noticed": total["noticed"],
         "changing nothing anybody can see": total["unseen"],
         "lived": total["lived"],
@@ -405,7 +407,12 @@ def report(counted: dict[str, Any], options: argparse.Namespace) -> None:
     if set(options.rooms) == set(ROOMS):
         from surefeat.core.files import environment, write_json
 
-        write_json(options.out, counted | {"environment": environment("cpu")})
+        config = {"faults per room": options.each, "by hand too": options.hand,
+                  "seconds of tests per fault, at most": options.longest}  # fmt: skip
+        write_json(options.out, {
+            "row": "tests", "benchmark": "one-line faults", "split": ", ".join(options.rooms),
+            "metrics": counted, "config": config, "weights_sha256": None, **environment("cpu"),
+        })  # fmt: skip
 
 
 if __name__ == "__main__":
