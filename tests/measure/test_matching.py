@@ -180,6 +180,22 @@ def test_signs_that_know_right_from_wrong_rank_as_such(material: Material) -> No
     assert result["curves"]["miou"][:4] == pytest.approx([0.9, 0.6, 1.3 / 3, 1.3 / 3])
 
 
+def test_the_loss_of_true_matches_is_that_of_pairs_as_they_are(material: Material) -> None:
+    """Shifted pictures have other sigmas; of a row without confidence nothing is said."""
+    records = []
+    for case in material.cases:
+        points = case.pair.common()[1].tolist()
+        loss = (0.25, 0.75) if case.variant == "plain" else (0.5, 0.0)
+        told = {"predicted": [loss[0]] * len(points), "actual": [loss[1]] * len(points)}
+        records.append({"identity": {"points": points}, "loss": told})
+    metrics = result_of(records, material, rated=True)["metrics"]
+    names = ("predicted loss", "actual loss", "calibration error")
+    assert [metrics[f"true matches: {name}"] for name in names] == pytest.approx([0.25, 0.75, 0.5])
+    assert metrics["identity pck@0.1 img"] == metrics["shifted identity pck@0.1 img"] == 100
+    silent = result_of(records, material, rated=False)["metrics"]
+    assert not any(name.startswith("true matches") for name in silent)
+
+
 @pytest.mark.parametrize("name", ["nearest", "voting"])
 def test_points_are_those_of_public_matching(material: Material, model: Path, name: str) -> None:
     row = build_row(f"mine={model}", init=(), device=CPU)
