@@ -47,6 +47,8 @@ PRELOADED = (
 """Imported once; every fault is tried in a fork, which has them already."""
 LONGEST = 60.0
 """Seconds of tests per fault, by the time they take without it: the quick ones come first."""
+SLOW = 2.0
+"""A test that takes longer comes after all others."""
 UNSEEN, BY_HAND = HERE / "unseen.json", HERE / "faults_by_hand.txt"
 LIVED = ("lived", "no test runs it")
 
@@ -219,17 +221,19 @@ class TestsOfLines:
         return {room: round(run / max(1, lines), 4) for room, (run, lines) in share.items()}
 
     def of(self, fault: Fault) -> list[str]:
-        """Tests for a fault: near ones before others, the quick before the slow, up to a time.
+        """Tests for a fault: the quick before the slow, near ones before others, up to a time.
 
         Near are those of its room and those whose file names what the fault changes at import.
         """
         tests = self._running(fault) - self.failed
         own = f"tests/{fault.room}/"
         named = set() if fault.in_function else self._naming(fault)
-        order = sorted(
-            tests,
-            key=lambda t: (not (t.startswith(own) or t.split("::")[0] in named), self.seconds[t]),
-        )
+
+        def turn(test: str) -> tuple[bool, bool, float]:
+            near = test.startswith(own) or test.split("::")[0] in named
+            return self.seconds[test] > SLOW, not near, self.seconds[test]
+
+        order = sorted(tests, key=turn)
         taken, total = [], 0.0
         for test in order:
             total += self.seconds[test]
@@ -372,9 +376,12 @@ def main() -> None:
     done = {}
     for line in done_file.read_text().splitlines() if done_file.is_file() else ():
         done[json.loads(line)["key"]] = json.loads(line)
+    if options.again:  # survivors first
+        faults.sort(key=lambda f: (f.key not in done, f.kind == "by hand" and f.key not in done))
     for number, fault in enumerate(faults):
         before = done.get(fault.key)
-        if options.summary or (before and not (options.again and before["outcome"] in LIVED)):
+        lived = before and before["outcome"] in LIVED and fault.key not in reasons()
+        if options.summary or (before and not (options.again and lived)):
             continue
         done[fault.key] = attempt(fault, number, TESTS.of(fault), tree, work)
         with done_file.open("a") as file:
