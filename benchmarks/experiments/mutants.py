@@ -233,7 +233,10 @@ class TestsOfLines:
             near = test.startswith(own) or test.split("::")[0] in named
             return self.seconds[test] > SLOW, not near, self.seconds[test]
 
-        order = sorted(tests, key=turn)
+        # What a fixture runs for a whole file is noted of the first test that asked for it.
+        files = {test.split("::")[0] for test in tests}
+        beside = {t for t in self.seconds if t.split("::")[0] in files} - tests - self.failed
+        order = sorted(tests, key=turn) + sorted(beside, key=turn)
         taken, total = [], 0.0
         for test in order:
             total += self.seconds[test]
