@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint results clean
+.PHONY: setup demo test mutants lint results clean
 
 setup: .venv/.ready
 
@@ -17,6 +17,10 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest -n 2
+
+mutants: setup
+	$(BIN)/pip install --quiet coverage
+	$(BIN)/python benchmarks/experiments/mutants.py --survivors
 
 lint: setup
 	$(BIN)/ruff check .

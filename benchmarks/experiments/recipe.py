@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ from surefeat.measure.material import FeatureStore, memory_for_features, prepare
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.results import result_of
 from surefeat.measure.rows import Row, build_row, model_row
+from surefeat.model.config import SETTINGS, WEIGHTS, model_folder
 
 
 def changed(config: Config, changes: dict[str, Any]) -> Config:
@@ -109,6 +111,17 @@ def untrained(name: str, init: Sequence[str], device: torch.device) -> Row:
     return replace(build_row(known, init=init, device=device, raw=known != name), name=name)
 
 
+def with_lower(folder: Path, tap: str, beside: Path) -> Path:
+    """The same model with another lower layer, in a folder of its own."""
+    given = model_folder(folder)
+    target = beside / f"{folder.name}-{tap}"
+    settings = json.loads((given / SETTINGS).read_text())
+    settings["config"]["lower"] = tap
+    write_json(target / SETTINGS, settings)
+    shutil.copy(given / WEIGHTS, target / WEIGHTS)
+    return target
+
+
 def measure_all(models: Sequence[str], options: argparse.Namespace) -> None:
     device, found = choose_device(None), {}
     protocol = Protocol(
@@ -121,7 +134,8 @@ def measure_all(models: Sequence[str], options: argparse.Namespace) -> None:
             differs, asked = dict(WAYS[way][0]), replace(protocol, **WAYS[way][1])
             tap = differs.pop("tap", None)
             if trained:
-                row = replace(model_row(title, folder, device=device, lower=tap), **differs)
+                source = with_lower(Path(folder), tap, options.out.parent) if tap else folder
+                row = replace(model_row(title, source, device=device), **differs)
             else:
                 row = untrained(title, options.init, device)
             metrics = measure_way(row, asked, options)

@@ -45,13 +45,14 @@ def scene(number: int) -> tuple[Photo, Tensor]:
     truth = torch.stack([columns.min(), rows.min(), columns.max(), rows.max()]).float()
     name = f"{number}.png"
     image = PhotoLabels(name, Item(name, Place(name)), frozenset({NAMES[kind]}))
-    return Photo(image, picture, (SIDE, SIDE), propose(picture, ProposalConfig(count=80))), truth
+    boxes = propose(picture, ProposalConfig(count=80, draws=600))
+    return Photo(image, picture, (SIDE, SIDE), boxes), truth
 
 
 def test_the_detector_finds_drawn_objects_on_clutter(tmp_path: Path) -> None:
     """Measured CorLoc 0.78; best centre box 0.22, a random proposal 0.17."""
     pytest.importorskip("cv2").ximgproc  # noqa: B018
-    photos, truth = zip(*(scene(number) for number in range(60)), strict=True)
+    photos, truth = zip(*(scene(number) for number in range(48)), strict=True)
     shipped = DenseFeatures.from_pretrained(device="cpu")
     config = DetectorConfig(
         trunk="resnet50", tap="res3d", stride_in_1x1=shipped.config.stride_in_1x1, pooled=3,

@@ -101,6 +101,14 @@ def test_a_batch_has_the_map_of_each_photo_alone(learned: tuple[Path, Detector])
     assert maps.shape[2] == 2 * alone.shape[1]
     torch.testing.assert_close(maps[0, :, : alone.shape[1]], alone)
     assert not maps[0, :, alone.shape[1] :].any()
+    # Beside a tall one it is padded below, and the tall one to the right.
+    tall = replace(other, pixels=other.pixels[:, :, :48], size=(SIZE, 48))
+    maps, shapes = TrunkMaps(detector, [wide, tall]).of([0, 1], [False, False], scale=SIZE)
+    assert maps.shape[2] == maps.shape[3] == 2 * alone.shape[1]
+    assert shapes.tolist() == [list(alone.shape[1:]), list(alone.shape[:0:-1])]
+    upright = detector.maps(tall.pixels[None].float() / 255)[0]
+    torch.testing.assert_close(maps[1, :, :, : upright.shape[2]], upright)
+    assert not maps[1, :, :, upright.shape[2] :].any()
 
 
 def test_scores_are_the_mean_over_scales_and_flips(learned: tuple[Path, Detector]) -> None:

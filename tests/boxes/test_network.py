@@ -49,6 +49,20 @@ def test_a_detector_needs_two_categories() -> None:
         Detector(SMALL, ("chair",))
 
 
+def test_a_new_detector_starts_from_little_weights_and_no_bias() -> None:
+    """So that all regions and classes score nearly the same at first."""
+    torch.manual_seed(0)
+    detector = Detector(DetectorConfig(trunk="small", hidden=256, pooled=3), ("a", "b", "c"))
+    for layer in (detector.classify, detector.localise):
+        assert float(layer.weight.detach().std()) == pytest.approx(0.01, rel=0.1)
+    for hidden in (detector.fc6, detector.fc7):
+        wanted = math.sqrt(2 / hidden.in_features)
+        assert float(hidden.weight.detach().std()) == pytest.approx(wanted, rel=0.05)
+    layers = (detector.fc6, detector.fc7, detector.classify, detector.localise)
+    assert not any(bool(layer.bias.any()) for layer in layers)
+    assert not any(p.requires_grad for p in detector.trunk.parameters())
+
+
 def test_an_unknown_layer_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="small has no layer 'res9z'; choose one of conv1, "):
         Detector(DetectorConfig(trunk="small", tap="res9z"), ("a", "b"))

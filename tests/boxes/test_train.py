@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,18 @@ import torch
 from safetensors.torch import save_file
 
 from surefeat.boxes import train as detect_train
-from surefeat.boxes.config import BoxesConfig
+from surefeat.boxes.config import BoxesConfig, LearnConfig
 from surefeat.boxes.network import Detector
+from surefeat.boxes.photos import Photo, read_photos
+from surefeat.boxes.train import _digest, calibrate, draw, learn_boxes
 from surefeat.data.sources import LabelledImages, find_labels
+from surefeat.learn import loop
 from surefeat.learn.config import Config
 from surefeat.learn.loop import TrainingStoppedError
 from surefeat.learn.runs import Run
+from surefeat.match.proposals import read_proposals
 from surefeat.model.trunks import Small
-from tiny import HUES, fit, make, settings
+from tiny import HUES, SIZE, fit, make, same_bits, settings
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +138,127 @@ def test_the_trunk_stays_as_it_was(few: Path, tmp_path: Path) -> None:
     after = fit(few, tmp_path / "run", config).state_dict()
     moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
     assert moved == {"scale", "fc6", "fc7", "classify", "localise"}
+
+
+# Settings and draws.
+
+
+@pytest.fixture(scope="module")
+def photos(few: Path) -> list[Photo]:
+    known = read_proposals(few / "proposals.npz")
+    return read_photos(find_labels(few / "photos").images, known, settings())[0]
+
+
+def learned(photos: list[Photo], out: Path, config: BoxesConfig) -> dict[str, torch.Tensor]:
+    """Weights after a few steps from the same start."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        detector = Detector(config.detector, tuple(sorted(HUES)))
+    calibrate(detector, photos, config.learn)
+    learn_boxes(detector, photos, Run(out), config.learn, quiet=True)
+    return detector.state_dict()
+
+
+BASE = settings(epochs=1, batch=4, regulariser=1.0, flips=False)  # 3 steps of 12 photos
+CHANGES: dict[str, Any] = {
+    "epochs": 2, "batch": 6, "lr": 1e-4, "weight_decay": 0.5, "regulariser": 0.0, "overlap": 0.05,
+    "scales": (64,), "flips": True, "seed": 1,
+}  # fmt: skip
+
+
+def test_every_setting_of_learning_acts(photos: list[Photo], tmp_path: Path) -> None:
+    base = learned(photos, tmp_path / "base", BASE)
+    assert same_bits(base, learned(photos, tmp_path / "again", BASE))
+    for name, value in CHANGES.items():
+        other = replace(BASE, learn=replace(BASE.learn, **{name: value}))
+        assert not same_bits(base, learned(photos, tmp_path / name, other)), name
+    for name, value in (("dropout", 0.0), ("temperature", 5.0)):
+        other = replace(BASE, detector=replace(BASE.detector, **{name: value}))
+        assert not same_bits(base, learned(photos, tmp_path / name, other)), name
+
+
+def test_what_fc6_sees_has_a_mean_square_of_one_unless_there_is_nothing(
+    photos: list[Photo],
+) -> None:
+    torch.manual_seed(0)
+    detector = Detector(BASE.detector, tuple(sorted(HUES)))
+    calibrate(detector, photos, BASE.learn)
+    assert 0 < float(detector.scale) < 100
+    for parameter in detector.trunk.parameters():
+        parameter.zero_()
+    calibrate(detector, photos, BASE.learn)
+    assert bool(detector.scale.isfinite())
+
+
+def test_the_second_half_is_learned_at_a_tenth_of_the_rate(
+    photos: list[Photo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors: list[float] = []
+    true = loop.descend
+
+    def watched(*args: Any, factor: float, **more: Any) -> None:
+        factors.append(factor)
+        true(*args, factor=factor, **more)
+
+    monkeypatch.setattr(loop, "descend", watched)
+    learned(photos, tmp_path, settings(epochs=1, batch=2))
+    assert factors == [1.0, 1.0, 1.0, 0.1, 0.1, 0.1]
+
+
+def test_boxes_are_mirrored_with_their_photo(
+    photos: list[Photo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mirrored photo teaches what a photo teaches that lies mirrored on the disk."""
+    turned = []
+    for photo in photos:
+        x1, y1, x2, y2 = photo.proposals.unbind(-1)
+        last = photo.size[1] - 1
+        boxes = torch.stack([last - x2, y1, last - x1, y2], dim=-1)
+        turned.append(replace(photo, pixels=photo.pixels.flip(-1), proposals=boxes))
+    states = {}
+    for name, given, flip in (("there", turned, False), ("here", photos, True)):
+        rows = iter([[0, 5, 9], [3, 4, 11], [1, 2, 6], [7, 8, 10]])
+        monkeypatch.setattr(
+            detect_train,
+            "draw",
+            lambda *_, rows=rows, flip=flip, **__: (next(rows), [flip] * 3, SIZE),
+        )
+        torch.manual_seed(0)
+        detector = Detector(BASE.detector, tuple(sorted(HUES)))
+        learn_boxes(
+            detector, given, Run(tmp_path / name), LearnConfig(epochs=1, batch=3), quiet=True
+        )
+        states[name] = detector.state_dict()
+    for name, value in states["here"].items():
+        torch.testing.assert_close(value, states["there"][name], atol=1e-4, rtol=1e-3)
+
+
+def test_scales_and_flips_are_drawn_evenly_and_every_photo_in_turn() -> None:
+    config = LearnConfig(batch=4, scales=(10, 20, 30), seed=3)
+    drawn = [draw(step, config, count=12) for step in range(900)]
+    counts = Counter(scale for _, _, scale in drawn)
+    assert set(counts) == {10, 20, 30}
+    assert all(abs(count - 300) < 60 for count in counts.values())
+    flips = torch.tensor([flips for _, flips, _ in drawn]).float()
+    assert flips.mean(0).tolist() == pytest.approx([0.5] * 4, abs=0.06)
+    for epoch in range(3):
+        rows = [row for one in drawn[3 * epoch : 3 * epoch + 3] for row in one[0]]
+        assert sorted(rows) == list(range(12))
+    assert not any(any(draw(step, replace(config, flips=False), count=12)[1]) for step in range(50))
+    assert draw(5, config, count=12) == drawn[5]
+    other = [draw(step, replace(config, seed=4), count=12) for step in range(20)]
+    assert [one[1:] for one in other] != [one[1:] for one in drawn[:20]]
+    assert [one[0] for one in other] != [one[0] for one in drawn[:20]]
+
+
+def test_a_run_knows_its_photos_labels_and_proposals_again(photos: list[Photo]) -> None:
+    first = photos[0]
+    others = {
+        "name": replace(first, image=replace(first.image, name="x")),
+        "labels": replace(first, image=replace(first.image, labels=frozenset({"sky", "ruby"}))),
+        "unsure": replace(first, image=replace(first.image, unsure=frozenset({"sky"}))),
+        "proposals": replace(first, proposals=first.proposals + 1),
+    }
+    digests = {_digest([photo, *photos[1:]]) for photo in (first, *others.values())}
+    assert len(digests) == 5
+    assert _digest(photos) == _digest(list(photos))

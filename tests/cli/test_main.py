@@ -186,14 +186,14 @@ def test_a_large_photo_is_drawn_small_and_matched_in_its_own_pixels(
 
     monkeypatch.setattr(match_page, "match_dense", watched)
     first, second = _images(photos)[:2]
-    Image.open(second).resize((3000, 1500)).save(tmp_path / "large.jpg")
+    Image.open(second).resize((1400, 700)).save(tmp_path / "large.jpg")
     command = f"match {first} {tmp_path / 'large.jpg'} --model {model} --regions 20"
     main([*command.split(), "--out", str(tmp_path / "out"), "--no-mutual"])
     assert max(fields[0]) <= 512
     found = json.loads((tmp_path / "out" / "matches.json").read_text())
-    assert found["size1"] == [1500, 3000]
-    assert 1000 < max(x for x, _ in found["points1"]) < 3000
-    assert max(box[2] for box in found["regions"]["boxes1"]) > 1000
+    assert found["size1"] == [700, 1400]
+    assert 600 < max(x for x, _ in found["points1"]) < 1400
+    assert max(box[2] for box in found["regions"]["boxes1"]) > 600
 
 
 def test_wide_votes_and_several_sizes_reach_the_matches(

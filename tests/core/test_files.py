@@ -20,6 +20,7 @@ from surefeat.core import files
 from surefeat.core.files import (
     add_lines,
     checked_weights,
+    choose_device,
     environment,
     from_dict,
     hardware,
@@ -92,6 +93,67 @@ def test_processes_that_write_one_file_never_mix_their_bytes(
         assert content in (b"", b"a" * 50_000, b"b" * 50_000)
     assert [worker.exitcode for worker in workers] == [0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_file_written_while_it_is_being_written_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines on one disk: each has its own name for what is not yet whole."""
+    true, path = os.fsync, tmp_path / "x"
+    writers = iter([b"second" * 9])
+
+    def other_machine(number: int) -> None:
+        for data in writers:
+            write_bytes(path, data)
+        true(number)
+
+    monkeypatch.setattr(os, "fsync", other_machine)
+    write_bytes(path, b"first")
+    assert path.read_bytes() == b"first"
+    assert [one.name for one in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_name_that_is_taken_is_never_written_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefeat.core.files.secrets.token_hex", lambda _: "same")
+    (tmp_path / ".x.same.part").write_bytes(b"another's")
+    with pytest.raises(FileExistsError):
+        write_bytes(tmp_path / "x", b"mine")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("local", "expected"), [("0", 0), ("1", 1), ("3", 1)])
+def test_processes_take_the_gpus_in_turn(
+    monkeypatch: pytest.MonkeyPatch, local: str, expected: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", local)
+    assert choose_device("cuda") == torch.device("cuda", expected)
+    # One that is named is taken as it is, and one that is not there is an error.
+    assert choose_device("cuda:0") == torch.device("cuda", 0)
+    with pytest.raises(ValueError, match=r"there is no cuda:2 here \(2 CUDA devices\)"):
+        choose_device("cuda:2")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_apple_s_gpu_is_taken_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device(None) == torch.device("mps" if there else "cpu")
+    assert choose_device("cpu") == torch.device("cpu")
+    if there:
+        assert choose_device("mps") == torch.device("mps")
+        return
+    with pytest.raises(ValueError, match="there is no Apple GPU here; choose cpu"):
+        choose_device("mps")
+
+
+def test_an_unknown_device_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown device 'gpu'; choose cuda, cuda:N, mps or cpu"):
+        choose_device("gpu")
 
 
 def test_tensors_of_any_layout_come_back_the_same(tmp_path: Path) -> None:

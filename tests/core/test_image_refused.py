@@ -8,6 +8,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -258,3 +259,14 @@ def test_part_of_a_file_is_read_or_reported_short(tmp_path: Path) -> None:
     assert read_bytes(path, offset=3, size=4) == b"3456"
     with pytest.raises(ImageError, match="member: is cut short"):
         read_bytes(path, name="member", offset=8, size=4)
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array])
+def test_floats_may_leave_their_range_by_a_thousandth(kind: Any) -> None:
+    """As resampling leaves them; all of [0, 1] is in it, and what is beyond is cut."""
+    for low, high in ((0.0, 1.0), (-0.0009, 1.0009)):
+        pixels = load(kind([[low, high], [0.5, 0.5]]))
+        assert pixels[0].tolist() == [[0, 255], [128, 128]]
+    for wrong in (-0.0011, 1.0011, float("nan")):
+        with pytest.raises(ImageError, match=r"scale floats to \[0, 1\]"):
+            load(kind([[wrong, 0.5], [0.5, 0.5]]))

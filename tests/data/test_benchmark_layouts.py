@@ -75,6 +75,8 @@ def test_pf_pascal_annotations_give_common_keypoints_and_boxes(tmp_path: Path) -
     root = pascal(tmp_path, f"{BOTH},2,0", f"{BOTH},2,1", header=header)
     (pair,) = annotated_pairs(root, "list.csv")
     assert pair.visible.tolist() == [True, False, False]
+    # Of a keypoint with one coordinate nothing is known.
+    assert pair.points1.isnan().tolist() == [[False, False], [True, True], [False, False]]
     assert [points.tolist() for points in pair.common()] == [[[0.0, 0.0]], [[39.0, 29.0]]]
     assert pair.box0 is not None
     assert pair.box0.tolist() == [0.0, 1.0, 30.0, 21.0]
@@ -121,6 +123,12 @@ def test_spair_is_read_as_it_stands(tmp_path: Path) -> None:
     assert pair.box1 is not None
     assert pair.box1.tolist() == [0, 0, 39, 29]
     assert pair.category == "cat"
+
+
+def test_spair_marks_missing_keypoints_by_minus_one(tmp_path: Path) -> None:
+    (pair,) = load_spair(spair(tmp_path, src_kps=[[-1, -1], [5, -1]]))
+    assert pair.visible.tolist() == [False, True]
+    assert pair.points0.isnan().tolist() == [[True, True], [False, False]]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -245,3 +246,26 @@ def test_labels_that_say_nothing_and_impossible_sizes_are_refused(
         KeypointDetector.fit(small, replace(labelled, objects=tuple(blank)), config=QUICK)
     with pytest.raises(ValueError, match="size is 70; use a multiple of the model's stride"):
         KeypointDetector.fit(small, labelled, config=replace(QUICK, size=70))
+
+
+def test_a_folder_that_holds_something_is_left_alone(
+    small: DenseFeatures, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when writing fails in the middle: then nothing is left behind."""
+    detector = KeypointDetector.fit(small, photos, config=replace(QUICK, least_steps=12))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="exists already"):
+        detector.save(tmp_path / "full")
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
+    (tmp_path / "empty").mkdir()
+    detector.save(tmp_path / "empty")
+    assert KeypointDetector.load(tmp_path / "empty", small).categories == detector.categories
+
+    def broken(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("surefeat.core.files._move", broken)
+    with pytest.raises(OSError, match="no space"):
+        detector.save(tmp_path / "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"full", "empty"}

@@ -41,6 +41,9 @@ def test_keypoints_without_a_place_on_the_map_have_an_empty_one() -> None:
     assert found.sum((-2, -1)).tolist()[:3] == [0, 0, 0]
     assert found[3, 2, 3] == pytest.approx(math.exp(-2 * (0.4**2 + 0.5**2)))
     assert on_map(points, size=(3, 4)).tolist() == [[True, False, False, True]]
+    # Three rows of four columns, up to their outer edges.
+    edges = torch.tensor([[3.5, 2.5], [3.6, 1.0], [1.0, 2.6], [-0.5, -0.5], [1.0, -0.6]])
+    assert on_map(edges, size=(3, 4)).tolist() == [True, False, False, True, False]
 
 
 @given(st.floats(-0.5, 5.5), st.floats(-0.5, 4.5))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from surefeat.core.image import Image, crop
@@ -17,7 +18,8 @@ from surefeat.data.keypoints import KeypointSet
 from surefeat.keypoints import views as views_module
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.views import CutObjects, ObjectViews, ViewStore, cut_objects, room_for
-from tiny import COLOURS, CPU, HEAD, SIDE, colours, write_photos
+from surefeat.model.network import Maps
+from tiny import COLOURS, CPU, HEAD, SIDE, colours, feature_model, write_photos
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +245,34 @@ def test_features_that_fit_nowhere_are_made_anew_and_are_the_same(
     before = seen
     torch.testing.assert_close(views.maps(rows), kept, atol=1e-3, rtol=0)
     assert seen == before + 3
+
+
+def test_a_detector_sees_of_a_crop_what_the_model_sees_of_a_photo() -> None:
+    """Descriptors and lower layer of the same pixels, each of unit length in every cell."""
+    model = feature_model()
+    pixels = torch.randint(0, 256, (3, 64, 64), generator=torch.Generator().manual_seed(0))
+    crop = pixels.to(torch.uint8)
+    (features,) = model.extract(crop, longest_side=64)
+    with torch.no_grad():
+        maps = views_module.describe(model)(crop[None])[0]
+    torch.testing.assert_close(maps[:16], features.descriptors, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(maps[16:], features.lower, atol=1e-5, rtol=1e-4)
+
+
+def test_a_finer_lower_layer_is_averaged_to_the_cells_of_the_descriptors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    descriptors = F.normalize(torch.randn(2, 3, 4, 5, generator=generator), dim=1)
+    lower = torch.randn(2, 6, 8, 10, generator=generator)
+    both = views_module.side_by_side(Maps(descriptors, torch.ones(2, 4, 5), 8), lower)
+    assert both.shape == (2, 9, 4, 5)
+    assert torch.equal(both[:, :3], descriptors)
+    torch.testing.assert_close(both[:, 3:], F.normalize(F.avg_pool2d(lower, 2), dim=1))
+
+
+def test_a_cut_is_finer_than_the_views_read_from_it(objects: CutObjects) -> None:
+    """By a quarter, over all that jitter can show: reading it twice costs no sharpness."""
+    reach, boxes = (
+        (rows[:, 2:] - rows[:, :2] + 1).amax(1) for rows in (objects.reach, objects.boxes)
+    )
+    shown = reach / boxes  # boxes that the cut is wide
+    assert (objects.pixels.shape[-1] / (shown * SIDE) >= 1.24).all()

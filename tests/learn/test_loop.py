@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from surefeat.learn.config import preset
-from surefeat.learn.loop import Schedule, descend, make_optimiser, rate
+from surefeat.learn.loop import Schedule, descend, fast_arithmetic, make_optimiser, rate
 from surefeat.learn.loss import compiles, step_draws
 from surefeat.model.network import DenseFeatures
 from tiny import CPU, go, same_bits, small_model, still, tiny
@@ -130,6 +130,12 @@ def test_checks_and_checkpoints_keep_to_their_own_steps(tmp_path: Path) -> None:
     assert names == ["checkpoint-00000009.safetensors", "checkpoint-00000011.safetensors"]
 
 
+def test_a_training_that_holds_nothing_out_checks_nothing(tmp_path: Path) -> None:
+    run, _, progress = go(tmp_path / "run", tiny(steps=4, check_every=2, log_every=0), check=None)
+    assert progress.step == 4
+    assert [row["step"] for row in run.metrics()] == [2, 4]
+
+
 def test_a_line_holds_the_mean_over_its_steps(tmp_path: Path) -> None:
     each, _, _ = go(tmp_path / "each", tiny(log_every=1, checkpoint_every=0))
     some, _, _ = go(tmp_path / "some", tiny(log_every=5, checkpoint_every=0))
@@ -203,6 +209,21 @@ def test_a_check_sees_a_model_in_eval_mode_and_leaves_no_trace(tmp_path: Path) -
     assert modes == [False] * 3
     assert states[0]["trunk.layers.0.1.num_batches_tracked"] == 6
     assert same_bits(*states)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_fast_arithmetic_lasts_as_long_as_the_training(enabled: bool) -> None:
+    def flags() -> tuple[bool, bool]:
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
+
+    before = flags()
+    assert before == (False, False)
+    with fast_arithmetic(enabled=enabled):
+        assert flags() == (enabled, enabled)
+    assert flags() == before
+    with pytest.raises(RuntimeError), fast_arithmetic(enabled=True):
+        raise RuntimeError
+    assert flags() == before
 
 
 def test_signal_handlers_are_put_back(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_density_integrates_to_one(sigma: float, match: bool) -> None:
     assert total == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0, 10.0])
+@pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0, 10.0, 20.0, 300.0])
 def test_normaliser_equals_quadrature_and_closed_form(sigma: float) -> None:
     quadrature, _ = integrate.quad(lambda s: math.exp(s / sigma), 0, 1)
     assert sigma * math.expm1(1 / sigma) == pytest.approx(quadrature, rel=1e-9)

@@ -16,10 +16,11 @@ import torch
 from PIL import Image
 
 from hostile import make, strange_names
-from surefeat.data.decode import Item, Part, SourceError, decode_all
+from surefeat.data.decode import Batches, Item, Part, Place, SourceError, decode_all
 from surefeat.data.sources import find_images
 from surefeat.learn.config import Config
 from surefeat.learn.loop import join_processes
+from surefeat.learn.pretrain import split
 from surefeat.learn.runs import Run
 from surefeat.learn.selfcheck import _not_learned_from, check_folder
 from surefeat.model.config import ModelConfig
@@ -202,6 +203,43 @@ def test_a_later_check_leaves_out_what_the_run_learned_from(
     images(tmp_path / "more" / "new", count=3)
     assert len(checked(tmp_path / "more", done.folder)) == 3
     assert not caplog.text
+
+
+def test_the_seed_decides_the_first_weights_and_what_is_held_out(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    true = Batches.iterate
+
+    def watched(self: Batches, *args: Any, seed: int, **more: Any) -> Any:
+        seeds.append(seed)
+        return true(self, *args, seed=seed, **more)
+
+    monkeypatch.setattr(Batches, "iterate", watched)
+    for name, seed in (("first", 3), ("again", 3), ("other", 4)):
+        learn(source, tmp_path / name, tiny(seed=seed), steps=0)
+    assert seeds == [3, 3, 4]
+    assert same_bits(weights(tmp_path / "first"), weights(tmp_path / "again"))
+    assert not same_bits(weights(tmp_path / "first"), weights(tmp_path / "other"))
+    drawn = [split(items(20), held_out=4, seed=seed)[1] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def items(count: int) -> list[Item]:
+    return [Item(f"{n}.png", Place(f"{n}.png")) for n in range(count)]
+
+
+@pytest.mark.parametrize(("count", "wanted", "held"), [(20, 64, 4), (20, 3, 3), (4, 64, 0)])
+def test_at_most_a_fifth_of_the_images_is_held_out(count: int, wanted: int, held: int) -> None:
+    learned, apart = split(items(count), held_out=wanted, seed=0)
+    assert (len(learned), len(apart)) == (count - held, held)
+    assert {item.name for item in learned + apart} == {item.name for item in items(count)}
+
+
+def test_numbers_that_cannot_work_leave_no_run_behind(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--train\.batch is 0; use at least 1"):
+        learn(source, tmp_path / "run", tiny(batch=0))
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_callers_random_numbers_are_left_alone(source: Path, tmp_path: Path) -> None:

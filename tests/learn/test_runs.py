@@ -203,6 +203,40 @@ def test_a_started_run_is_refused_and_one_that_never_began_is_not(tmp_path: Path
         Run.open(tmp_path)
 
 
+def test_a_run_with_a_log_and_no_checkpoint_is_not_begun_anew(tmp_path: Path) -> None:
+    """Its checkpoints may have been moved away: the log is worth keeping."""
+    run = Run.start(tmp_path / "run", SMALL, device="cpu")
+    run.log(1, {"loss": 1.0})
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        Run.start(tmp_path / "run", SMALL, device="cpu")
+    assert run.metrics() == [{"step": 1, "loss": 1.0}]
+
+
+def test_as_many_other_images_are_refused_once_something_was_learned(tmp_path: Path) -> None:
+    run = Run.start(tmp_path / "run", SMALL, device="cpu")
+    run.store_images({"images": 3, "sha256": "a"})
+    run.store_images({"images": 3, "sha256": "b"})  # nothing was learned from the first
+    run.save_checkpoint(checkpoint(0))
+    run.store_images({"images": 3, "sha256": "b"})
+    with pytest.raises(ValueError, match=r"images changed since the run began \(3 then, 3 now"):
+        run.store_images({"images": 3, "sha256": "c"})
+
+
+@pytest.mark.parametrize("lost", ["model.weight", "model.bias"])
+def test_a_checkpoint_that_lacks_a_part_is_not_taken_for_a_whole_one(
+    tmp_path: Path, lost: str
+) -> None:
+    model = nn.Linear(2, 3)
+    optimiser = torch.optim.AdamW(model.parameters())
+    tensors = {k: v for k, v in state_tensors(model, optimiser).items() if k != lost}
+    run = Run.start(tmp_path, SMALL, device="cpu")
+    run.save_checkpoint(Checkpoint(1, tensors, {}))
+    stored = run.load_checkpoint()
+    assert stored is not None
+    with pytest.raises(RuntimeError, match="Missing key"):
+        stored.restore(model, optimiser)
+
+
 def test_the_commit_is_that_of_surefeat_not_of_a_repository_around_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

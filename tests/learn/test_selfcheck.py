@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from surefeat.core.files import write_json
 from surefeat.learn.config import ColourConfig, WarpConfig
-from surefeat.learn.selfcheck import SelfCheck, self_check
+from surefeat.learn.selfcheck import SelfCheck, _match, _summary, check_folder, self_check
 from surefeat.model.network import Maps
-from tiny import SIDE, canvas
+from tiny import SIDE, canvas, images, write_model
 
 STRIDE = 4
 NO_COLOUR = ColourConfig(strength=0.0)
@@ -157,3 +157,53 @@ def test_a_real_model_is_checked_on_drawn_images() -> None:
         found, auroc=plain.auroc, predicted_loss=plain.predicted_loss,
         calibration_error=plain.calibration_error,
     )  # fmt: skip
+
+
+def test_a_match_is_right_within_a_twentieth_of_the_side_when_signs_are_ranked() -> None:
+    """Errors of 2, 5, 6 and 11 of 100 pixels; the two right ones are the surest, the worst next."""
+    error = torch.tensor([2.0, 5.0, 6.0, 11.0])
+    confidence, score = torch.tensor([4.0, 3.0, 1.0, 2.0]), torch.tensor([0.1, 0.2, 0.3, 0.4])
+    predicted, actual = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.3, 0.2, 0.1, 0.4])
+    rows = torch.stack([error, confidence, score, predicted, actual], dim=1)
+    found = _summary(rows, side=100, sure=True)
+    assert found.accuracy == {0.025: 0.25, 0.05: 0.5, 0.1: 0.75}
+    assert (found.auroc, found.auroc_score) == (1.0, 0.0)
+    assert found.predicted_loss == pytest.approx(0.25)
+    assert found.actual_loss == pytest.approx(0.25)
+    assert found.calibration_error == pytest.approx(0.1)
+
+
+def test_what_is_said_of_a_match_is_of_its_two_places() -> None:
+    """Two cells that look like each other's opposite number, each with its own sigma."""
+    axes = torch.eye(3)
+    first = Maps(axes[:2].T.reshape(1, 3, 1, 2), torch.tensor([[[0.2, 0.4]]]), STRIDE)
+    second = Maps(axes[[1, 0]].T.reshape(1, 3, 1, 2), torch.tensor([[[0.5, 1.0]]]), STRIDE)
+    middles = torch.tensor([[[1.5, 1.5], [5.5, 1.5]]])
+    error, confidence, score, predicted, actual = _match(first, second, middles, middles)[0].T
+    # The best place lies on the other side, up to a quarter of a cell beyond the middle.
+    assert error.tolist() == pytest.approx([5.0, 5.0], abs=0.2)
+    assert score.tolist() == pytest.approx([1.0, 1.0])
+    assert confidence.tolist() == pytest.approx([2 / (0.2 + 1.0), 2 / (0.4 + 0.5)])
+    # What was to be found looks like nothing of it; the mean sigmas of true places are .35 and .7.
+    assert actual.tolist() == pytest.approx([1.0, 1.0])
+    sigmas = torch.tensor([0.35, 0.7]).double()
+    expected = sigmas - 1 / torch.expm1(1 / sigmas)
+    assert predicted.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_every_batch_has_views_of_its_own() -> None:
+    """The same photo twice, one at a time, is seen in two ways."""
+    once, twice = (
+        self_check(Here(), *places(count), warp=WARP, colour=NO_COLOUR, batch=1)  # type: ignore[arg-type]
+        for count in (1, 2)
+    )
+    assert twice.points == 2 * once.points
+    assert twice.actual_loss != pytest.approx(once.actual_loss, abs=1e-6)
+
+
+def test_a_folder_is_checked_on_as_many_photos_as_asked_for(tmp_path: Path) -> None:
+    model, photos = write_model(tmp_path / "model"), images(tmp_path / "photos", count=7)
+    found = [check_folder(photos, model=model, count=n, device="cpu") for n in (3, 3, 50)]
+    assert [one.points for one in found] == [600, 600, 1400]
+    assert found[0] == found[1]
+    assert check_folder(photos, model=model, count=3, seed=2, device="cpu") != found[0]

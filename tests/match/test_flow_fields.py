@@ -127,3 +127,27 @@ def test_warp_reads_between_pixels_and_repeats_the_border() -> None:
     warped = warp_image(image1, pixels_of(3, 4) + 0.5)
     assert warped[0, 0, 0] == pytest.approx(2.5)
     assert warped[0, 2, 3] == 11
+
+
+def test_points_move_with_the_pixel_they_lie_in_up_to_the_corners() -> None:
+    """A field of which every pixel has its own number; what is outside goes with the border."""
+    field = torch.arange(24.0).reshape(3, 4, 2)
+    points = torch.tensor([[0.0, 0.0], [3.4, 2.4], [-0.5, 2.0], [3.0, -4.0], [9.0, 1.0]])
+    moved = transfer_points(field, points) - points
+    assert moved.tolist() == [
+        pytest.approx(field[y, x].tolist(), abs=1e-4)
+        for y, x in ((0, 0), (2, 3), (2, 0), (0, 3), (1, 3))
+    ]
+
+
+@pytest.mark.parametrize("score", [0.0, -0.5])
+def test_a_region_without_score_moves_nothing(score: float) -> None:
+    boxes = torch.tensor([[1.0, 1.0, 4.0, 3.0], [6.0, 1.0, 8.0, 3.0]])
+    scores = torch.tensor([score, 0.8])
+    field, confidence = flow_from_regions(
+        boxes, boxes + torch.tensor([1.0, 2.0] * 2), scores, size0=(8, 10), size1=(8, 10)
+    )
+    assert not field[1:4, 1:5].any()
+    assert not confidence[1:4, 1:5].any()
+    assert field[2, 7].tolist() == [1.0, 2.0]
+    assert float(confidence[2, 7]) == pytest.approx(0.8)

@@ -30,6 +30,7 @@ from surefeat.match.proposals import (
     read_proposals,
     write_proposals,
 )
+from tiny import smooth_photo
 
 prim = pytest.importorskip("surefeat.match.prim", reason="needs pip install 'surefeat[proposals]'")
 
@@ -127,7 +128,7 @@ def test_graph_has_the_similarity_of_the_paper() -> None:
     # Two halves of a 4 x 6 image, left and right, and a third superpixel of one row below them.
     labels = np.array([[0, 0, 0, 1, 1, 1]] * 4 + [[2] * 6], dtype=np.int32)
     lab = np.zeros((5, 6, 3), np.uint8)
-    lab[:, :, 0] = np.where(np.arange(6) < 4, 100, 200)
+    lab[:, :, 0] = np.where(np.arange(6) < 4, 100, 112)  # neighbours among 16 levels
     graph = prim.build_graph(labels, lab)
     assert graph.starts.tolist() == [0, 2, 4, 6]
     assert graph.ends.tolist() == [1, 2, 0, 2, 0, 1]
@@ -177,6 +178,24 @@ def test_a_seed_reproduces_its_boxes_and_another_does_not() -> None:
     first, again, other = (propose(photo(), replace(FAST, count=30, seed=s)) for s in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def rows(boxes: Tensor) -> list[tuple[float, ...]]:
+    return [tuple(box) for box in boxes.tolist()]
+
+
+def test_the_seed_decides_which_trees_are_drawn_and_in_which_order_they_stand() -> None:
+    image = smooth_photo(60, 80)
+    many = ProposalConfig(count=100_000, draws=40, overlaps=(1.0,))
+    drawn = [set(rows(propose(image, replace(many, seed=seed)))) for seed in (0, 1)]
+    assert drawn[0] != drawn[1]
+    # Four stripes have ten boxes, which many trees all find.
+    stripes = torch.tensor([0, 80, 160, 240]).repeat_interleave(20).expand(3, 40, 80)
+    every = replace(many, draws=2000)
+    orders = [rows(propose(stripes.to(torch.uint8), replace(every, seed=n))) for n in (0, 1, 2)]
+    assert len(orders[0]) >= 10
+    assert set(orders[0]) == set(orders[1]) == set(orders[2])
+    assert len({tuple(order) for order in orders}) > 1
 
 
 @pytest.mark.parametrize(

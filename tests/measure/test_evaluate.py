@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.nn.functional as F
+from torch import Tensor
 
 import surefeat
 import surefeat.measure.evaluate as evaluation
 from surefeat.core.files import hardware
+from surefeat.data.benchmarks import load_benchmark
 from surefeat.data.pairs import load_pairs
-from surefeat.measure.evaluate import evaluate_rows
+from surefeat.measure.evaluate import evaluate_row, evaluate_rows, some_pairs
 from surefeat.measure.matching import measure
+from surefeat.measure.material import Material, prepare_material
 from surefeat.measure.results import read_result
+from surefeat.measure.rows import Row, as_features
+from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
-from tiny import SIZE, write_pairs
+from tiny import CPU, PROTOCOL, SIZE, write_pairs
 
 
 @pytest.fixture
@@ -186,3 +193,58 @@ def test_a_result_file_is_small_and_json(
     assert len(text) < 60_000
     assert json.loads(text)["row"] == "mine"
     assert len(text.splitlines()) < 40
+
+
+def test_what_the_cache_has_is_that_of_the_same_weights_pictures_and_settings(
+    listed: Path, tmp_path: Path
+) -> None:
+    def features(images: Tensor) -> list[Features]:
+        return as_features(F.avg_pool2d(images.float(), 8) + 1, side=SIZE)
+
+    row = Row("mine", features, weights_sha256="0" * 64)
+    protocol = replace(PROTOCOL, measures=("nearest",), shifted_measures=())
+    benchmark = load_benchmark("pairs", listed)
+    material = prepare_material(benchmark, protocol, proposals=tmp_path / "none", quiet=True)
+    key = next(iter(material.pictures))
+    pictures = material.pictures | {key: 255 - material.pictures[key]}
+    case = material.cases[0]
+    points = case.pair.points0 + 1
+    asked = replace(case, pair=replace(case.pair, points0=points))
+    files = [0]
+
+    def measured(what: Row, on: Material) -> None:
+        evaluate_row(what, on, out=tmp_path, device=CPU, quiet=True)
+        files.append(len(list((tmp_path / "cache").glob("*.jsonl"))))
+
+    measured(row, material)
+    measured(row, material)  # the same again is read
+    measured(replace(row, weights_sha256="1" * 64), material)
+    measured(replace(row, settings={"layer": "other"}), material)
+    measured(row, replace(material, protocol=replace(protocol, shift=30.0)))
+    measured(row, replace(material, pictures=pictures))
+    measured(row, replace(material, cases=(asked, *material.cases[1:])))
+    measured(replace(row, name="other"), material)
+    assert files == [0, 1, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_some_pairs_are_spread_over_the_whole_list(listed: Path) -> None:
+    benchmark = load_benchmark("pairs", listed)
+    some = some_pairs(benchmark, 3)
+    assert some.pairs == [benchmark.pairs[n] for n in (0, 2, 4)]
+    assert some.split == "test-3-of-6"
+    for count in (0, 7):
+        with pytest.raises(ValueError, match=f"has 6 pairs, so pairs={count} is not possible"):
+            some_pairs(benchmark, count)
+
+
+def test_what_is_asked_for_reaches_the_protocol(
+    run: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    result = run(tmp_path, seed=3, measures=("nearest",), shifted=("nearest", "voting"), pairs=2,
+                 proposals=None)  # fmt: skip
+    protocol = result["config"]["protocol"]
+    assert (protocol["proposals"]["seed"], protocol["proposals"]["count"]) == (3, 60)
+    assert (protocol["side"], protocol["measures"]) == (SIZE, ["nearest"])
+    # What is not measured at all is not measured shifted.
+    assert protocol["shifted_measures"] == ["nearest"]
+    assert result["split"] == "test-2-of-6"

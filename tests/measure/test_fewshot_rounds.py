@@ -146,8 +146,10 @@ def test_settings_that_cannot_be_are_refused() -> None:
             FewShot(seeds=seeds)
     with pytest.raises(ValueError, match="batch, least_steps must be at least 1"):
         KeypointConfig(batch=0, least_steps=0)
-    with pytest.raises(ValueError, match="a side moves by less than half a box"):
-        KeypointConfig(jitter=0.5)
+    for jitter in (0.5, -0.1):
+        with pytest.raises(ValueError, match="a side moves by less than half a box"):
+            KeypointConfig(jitter=jitter)
+    assert KeypointConfig(jitter=0.0).jitter == 0
 
 
 def test_the_papers_protocol_is_there_as_it_was_written() -> None:

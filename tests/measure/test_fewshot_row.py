@@ -147,7 +147,20 @@ def test_what_the_cache_has_is_that_of_the_same_weights_data_and_settings(
     measure(cut(train, sets[1]), row)
     measure(data, replace(row, settings={"cells": 11}))
     measure(data, row, weight=5.0)
-    assert files == [0, 1, 1, 2, 3, 4, 5]
+    for protocol in (replace(ROUNDS, rounds=(2,)), replace(ROUNDS, rounds=(3,), cells=6)):
+        config = replace(HEAD, least_steps=1)
+        measure_row(row, data, replace(protocol, seeds=(0,)), config, out=tmp_path)
+        files.append(len(list((tmp_path / "cache").glob("*.jsonl"))))
+    assert files == [0, 1, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_test_objects_are_seen_through_their_own_boxes(data: FewShotData) -> None:
+    """Those to learn from have room around them, for boxes that move."""
+    assert torch.equal(data.test.objects.reach, data.test.objects.boxes)
+    assert data.test.objects.pixels.shape[-1] == SIDE
+    room = data.train.objects.boxes - data.train.objects.reach
+    assert (room[:, :2] > 1).all()
+    assert (room[:, 2:] < -1).all()
 
 
 def test_seeds_measured_one_by_one_are_those_measured_together(

@@ -165,8 +165,35 @@ def test_signs_that_know_right_from_wrong_rank_as_such(material: Material) -> No
     assert metrics["nearest pck@0.1 img per point"] == pytest.approx(100 * (1 - wrong / total))
     right = [len(case.pair.common()[0]) // 2 for case in plain]
     assert result["pairs"]["nearest pck@0.1 img"] == right
+    # A pair without active proposals leaves the others to speak of regions.
+    fewer = result_of([records[0] | {"iou_by_rank": []}, *records[1:]], some, rated=True)
+    assert fewer["metrics"]["pcr area"] == pytest.approx(metrics["pcr area"])
+    assert fewer["counts"]["pairs without active proposals"] == 1
+    assert fewer["counts"]["region pairs"] == len(plain) - 1
+    # The bbox rule needs a box of every pair.
+    box = torch.tensor([0.0, 0.0, 49.0, 29.0])
+    boxed = [replace(case, pair=replace(case.pair, box1=box)) for case in plain]
+    for cases, there in ((boxed, True), ([plain[0], *boxed[1:]], False)):
+        judged = result_of(records, replace(material, cases=tuple(cases)), rated=True)
+        assert ("nearest pck@0.1 bbox" in judged["metrics"]) == there
     # The best ranked regions come first: mIoU@1, @2, @3 and, with no more of them, the same on.
     assert result["curves"]["miou"][:4] == pytest.approx([0.9, 0.6, 1.3 / 3, 1.3 / 3])
+
+
+def test_the_loss_of_true_matches_is_that_of_pairs_as_they_are(material: Material) -> None:
+    """Shifted pictures have other sigmas; of a row without confidence nothing is said."""
+    records = []
+    for case in material.cases:
+        points = case.pair.common()[1].tolist()
+        loss = (0.25, 0.75) if case.variant == "plain" else (0.5, 0.0)
+        told = {"predicted": [loss[0]] * len(points), "actual": [loss[1]] * len(points)}
+        records.append({"identity": {"points": points}, "loss": told})
+    metrics = result_of(records, material, rated=True)["metrics"]
+    names = ("predicted loss", "actual loss", "calibration error")
+    assert [metrics[f"true matches: {name}"] for name in names] == pytest.approx([0.25, 0.75, 0.5])
+    assert metrics["identity pck@0.1 img"] == metrics["shifted identity pck@0.1 img"] == 100
+    silent = result_of(records, material, rated=False)["metrics"]
+    assert not any(name.startswith("true matches") for name in silent)
 
 
 @pytest.mark.parametrize("name", ["nearest", "voting"])
@@ -199,6 +226,27 @@ def test_a_location_bonus_pulls_to_the_same_place(material: Material, model: Pat
     free = find_near(sides[0], sides[1], points, LocationBonus(weight=0.0))
     expected = find(sides[0], sides[1], points, None, refine=True).points
     torch.testing.assert_close(free, expected)
+
+
+@pytest.mark.parametrize(("weight", "reach"), [(0.2, 0.3), (0.2, 0.05), (2.0, 0.3)])
+def test_the_location_control_is_the_sum_written_out(
+    material: Material, model: Path, weight: float, reach: float
+) -> None:
+    """Similarity, and a Gaussian around the same place, whose spread is in sides of the square."""
+    row = build_row(f"mine={model}", init=(), device=CPU)
+    store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
+    bonus = LocationBonus(weight=weight, reach=reach)
+    case = replace(material.cases[0], measures=("location",))
+    protocol = replace(PROTOCOL, location=bonus)
+    (record,) = measure([case], row, store, material.pictures, protocol)
+    weights = {"descriptor_weight": row.descriptor_weight, "lower_weight": row.lower_weight}
+    side0, side1 = (prepare(store[key], **weights) for key in case.keys)
+    points0 = case.frame(SIZE, 0).to_network(case.pair.common()[0])
+    alike = side0.at(points0) @ side1.vectors.T
+    near = (-0.5 * (torch.cdist(points0, side1.points) / (reach * SIZE)) ** 2).exp()
+    best = side1.points[(alike + weight * near).argmax(1)]
+    moved = case.frame(SIZE, 1).to_network(torch.tensor(record["location"]["points"]))
+    assert float((moved - best).abs().max()) < 2 * 4 + 0.1  # refined by up to two places of 4 px
 
 
 def test_finer_maps_are_read_alike_between_their_cells(material: Material, model: Path) -> None:

@@ -22,7 +22,7 @@ from surefeat.measure.evaluate import evaluate_rows, some_pairs
 from surefeat.measure.material import BATCH, FeatureStore, prepare_material, seen_at
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.rows import Row, as_features, build_row
-from tiny import CPU, SIZE, write_pairs
+from tiny import CPU, PROTOCOL, SIZE, write_pairs
 
 
 def test_a_shifted_pair_loses_the_points_that_leave() -> None:
@@ -169,3 +169,21 @@ def test_a_malformed_list_is_never_a_smaller_benchmark(
 def test_a_part_of_a_benchmark_is_called_so(listed: Path) -> None:
     part = some_pairs(load_benchmark("pairs", listed), 2)
     assert (len(part.pairs), part.split) == (2, "test-2-of-6")
+
+
+def test_the_control_is_shifted_by_the_protocol_s_share(listed: Path, tmp_path: Path) -> None:
+    """Pictures and points together, image 1 alone; 56 of 224 are a quarter of the width."""
+    benchmark = load_benchmark("pairs", listed)
+    protocol = replace(PROTOCOL, measures=("nearest",), shifted_measures=("nearest",), shift=56.0)
+    material = prepare_material(benchmark, protocol, proposals=tmp_path / "none", quiet=True)
+    plain, moved = (
+        next(case for case in material.cases if case.variant == variant and case.number == 0)
+        for variant in ("plain", "shifted")
+    )
+    assert (plain.keys[0], plain.keys[1][0]) == (moved.keys[0], moved.keys[1][0])
+    assert (plain.keys[1][1], moved.keys[1][1]) == ("plain", "shifted")
+    by = moved.pair.points1 - plain.pair.points1
+    torch.testing.assert_close(by, torch.tensor([SIZE / 4, 0.0]).expand_as(by))
+    before, after = material.pictures[plain.keys[1]], material.pictures[moved.keys[1]]
+    assert torch.equal(after[:, :, SIZE // 4 :], before[:, :, : -SIZE // 4])
+    assert torch.equal(after[:, :, : SIZE // 4], before[:, :, : SIZE // 4].flip(-1))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from surefeat.cli.main import main
 from surefeat.data.drawn import correspondences, draw_many
@@ -55,3 +57,20 @@ def test_accuracy_is_the_mean_over_ordered_pairs_of_a_slow_loop(model: Path) -> 
         shares.append(right / len(points0))
     check = check_parts(network, instances)
     assert check.accuracy == pytest.approx(sum(shares) / len(shares), abs=1e-6)
+
+
+@pytest.mark.parametrize(("place", "centre"), [("middle", 1.0), ("border", 0.0)])
+def test_baselines_know_a_disc_by_its_place_and_its_edges(
+    model: Path, place: str, centre: float
+) -> None:
+    """The object is all that is near the middle, or all that is not; it alone has texture."""
+    steps = torch.arange(96) - 47.5
+    near = steps.square()[:, None] + steps.square()[None] <= 24**2
+    mask = near if place == "middle" else ~near
+    checks = (torch.arange(96)[:, None] + torch.arange(96)) % 2 * 255
+    image = torch.where(mask, checks, 128).to(torch.uint8).expand(3, 96, 96)
+    first = draw_many(1, size=96, seed=3)[0]
+    drawn = replace(first, image=image, mask=mask)
+    check = check_parts(DenseFeatures.from_pretrained(model, device="cpu"), [drawn, drawn])
+    assert check.centre_auroc == centre
+    assert check.edge_auroc == 1.0

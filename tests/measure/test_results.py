@@ -61,6 +61,16 @@ def test_chance_is_what_counting_all_resamples_gives() -> None:
     assert difference(FLOW, values, seed=1) != found
 
 
+def test_the_interval_holds_nineteen_of_twenty() -> None:
+    """Of many pairs it is the normal one: 1.96 standard errors either way of a gain."""
+    gains = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gains = 1 + 2 * (gains - gains.mean()) / gains.std(correction=0)
+    found = difference(FLOW, torch.stack([torch.zeros_like(gains), gains], dim=1))
+    assert (found.first, found.second) == pytest.approx((0.0, 1.0))
+    assert found.difference == pytest.approx(1.0)
+    assert (found.low, found.high) == pytest.approx((1 - 0.196, 1 + 0.196), abs=0.012)
+
+
 def test_pairs_without_a_value_are_left_out() -> None:
     assert paired([1.0, None, 3.0], [None, 2.0, 4.0]).tolist() == [[3.0, 4.0]]
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from surefeat.model.config import ModelConfig
-from surefeat.model.network import DenseFeatures
+from surefeat.model.network import DenseFeatures, _lower_layer
 from surefeat.model.trunks import ResNet50, Vgg16, build_trunk, conv_bn
 from surefeat.model.weights import load_initial, read_weights, stride_in_1x1_of
 
@@ -147,6 +148,13 @@ def test_images_are_scaled_as_the_published_weights_were_trained(name: str) -> N
     for channel, (mean, std) in enumerate(zip(published.mean, published.std, strict=True)):
         scaled = model.normalise_input(image)[:, channel]
         torch.testing.assert_close(scaled, (image[:, channel] - mean) / std)
+
+
+def test_the_small_trunk_keeps_its_own_scale() -> None:
+    """Models that users have saved know no other."""
+    model = DenseFeatures(ModelConfig(trunk="small", channels=8))
+    scaled = model.normalise_input(torch.tensor([0.0, 0.5, 1.0]).expand(1, 3, 1, 3))
+    assert scaled.flatten().tolist() == [-2.0, 0.0, 2.0] * 3
 
 
 TIMM = {
@@ -291,6 +299,21 @@ def test_v1_weights_are_recognised_and_fit(data_root: Path) -> None:
     assert model.config.stride_in_1x1
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("ResNet-50 v1: as published", True), ("ResNet-50, stride in the first 1x1", True),
+     ("ResNet-50 v1.5, stride in the 3x3", False), ("VGG16 v1: features", None), ("", None)],
+)  # fmt: skip
+def test_weights_may_say_which_resnet_they_are_for(
+    text: str, expected: bool | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"x": torch.zeros(1)}, path, {"architecture": text})
+    assert stride_in_1x1_of(path) is expected
+    for silent in (tmp_path / "w.pth", tmp_path / "nowhere.safetensors"):
+        assert stride_in_1x1_of(silent) is None
+
+
 def test_only_the_chosen_layers_learn() -> None:
     model = DenseFeatures(ModelConfig(trunk="resnet50"))
     model.set_trained("last", batch_norm="trained")
@@ -312,7 +335,18 @@ def test_sigma_starts_near_one_and_descriptors_are_unit() -> None:
     with torch.inference_mode():
         maps = model(torch.rand(2, 3, 64, 64))
     assert maps.uncertainty.median().item() == pytest.approx(1, abs=0.2)
+    # Its weights are a tenth of the others', so that it hardly differs from place to place.
+    spread = model.head.weight.detach().flatten(1).std(1)
+    assert float(spread[-1] / spread[:-1].mean()) == pytest.approx(0.1, rel=0.2)
     torch.testing.assert_close(maps.descriptors.norm(dim=1), torch.ones(2, 8, 8))
+
+
+def test_each_trunk_has_its_lower_layer() -> None:
+    layers = {"resnet50": "res4e", "vgg16": "pool4", "vgg16-conv5": "pool4", "small": "conv4"}
+    for trunk, layer in layers.items():
+        assert _lower_layer(ModelConfig(trunk=trunk), ["res4c", "res4e"]) == layer
+    assert _lower_layer(ModelConfig(trunk="timm:x"), ["a", "b", "c"]) == "b"
+    assert _lower_layer(ModelConfig(lower="res4c"), ["res4c", "res4e"]) == "res4c"
 
 
 def test_reading_at_cell_centres_gives_the_cells() -> None:

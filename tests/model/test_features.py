@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.ops import roi_pool
 
@@ -178,6 +179,18 @@ def test_saved_features_come_back(tmp_path: Path) -> None:
     assert torch.allclose(loaded.lower, features.lower, atol=1e-3)
     assert torch.equal(loaded.uncertainty, features.uncertainty)
     assert loaded.reliability is None
+
+
+def test_another_file_is_refused_in_words(tmp_path: Path) -> None:
+    """A safetensors file of somebody else's, with and without words in it, and no such file."""
+    for number, meta in enumerate((None, {"format": "pt"})):
+        path = tmp_path / f"{number}.safetensors"
+        save_file({"descriptors": torch.zeros(2, 3, 4)}, path, meta)
+        with pytest.raises(ValueError, match=r"holds no surefeat features; write it with Features"):
+            Features.load(path)
+    (tmp_path / "x.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="is not a readable features file"):
+        Features.load(tmp_path / "x.safetensors")
 
 
 def test_saved_features_still_know_how_far_their_matches_can_be_trusted(tmp_path: Path) -> None:

@@ -87,6 +87,20 @@ def test_save_and_load_give_the_same_model(small: DenseFeatures, tmp_path: Path)
     assert again.config == small.config
 
 
+def test_the_hash_is_of_the_weights_as_they_are(small: DenseFeatures, tmp_path: Path) -> None:
+    small.save_pretrained(tmp_path)
+    model = DenseFeatures.from_pretrained(tmp_path, device="cpu")
+    stored = file_hash(tmp_path / "model.safetensors")
+    assert model.weights_hash() == stored
+    model.set_trained("head")
+    assert model.weights_hash() == stored  # nothing was learned
+    with torch.no_grad():
+        model.head.bias += 1
+    assert model.weights_hash() != stored
+    model.save_pretrained(tmp_path / "new")
+    assert model.weights_hash() == file_hash(tmp_path / "new" / "model.safetensors")
+
+
 def test_int8_weights_stay_within_half_a_step_of_each_filter() -> None:
     weight = torch.randn(5, 7, 3, 3) * torch.logspace(-3, 1, 5)[:, None, None, None]
     state = {"a.weight": weight, "a.bias": torch.randn(5), "n": torch.tensor(3)}

@@ -38,15 +38,18 @@ def aurc(scores: Tensor, correct: Tensor) -> float:
     return float((in_order.cumsum(0) / answered).mean())
 
 
-def expected_calibration_error(predicted: Tensor, actual: Tensor, *, bins: int = 10) -> float:
-    """Mean |predicted - actual| over bins of equal filling, for any predicted quantity (N,).
+_BINS = 10
+
+
+def expected_calibration_error(predicted: Tensor, actual: Tensor) -> float:
+    """Mean |predicted - actual| over ten bins of equal filling, for any predicted quantity (N,).
 
     Bins run by rising prediction and weigh by their count; `actual` (N,) may be real numbers.
     """
     if predicted.dim() != 1 or predicted.shape != actual.shape or not len(predicted):
         raise ValueError(f"{tuple(predicted.shape)} and {tuple(actual.shape)} must both be (N,)")
     order = predicted.argsort(stable=True)
-    gaps = (predicted.double() - actual.double())[order].tensor_split(bins)
+    gaps = (predicted.double() - actual.double())[order].tensor_split(_BINS)
     return float(torch.stack([gap.sum().abs() for gap in gaps]).sum() / len(predicted))
 
 

@@ -145,15 +145,11 @@ def _scaled(maps: Tensor, *, unit: bool) -> Tensor:
 
 
 def model_row(
-    name: str, source: str | Path | None, *, device: torch.device, lower: str | None = None,
+    name: str, source: str | Path | None, *, device: torch.device,
     layer_weights: tuple[float, float] = (1.0, 1.0),
 ) -> Row:  # fmt: skip
-    """A trained model (a run or model folder; None: the one that ships), lower layer included.
-
-    lower: another layer than the model's own choice.
-    """
+    """A trained model (a run or model folder; None: the one that ships), lower layer included."""
     model = DenseFeatures.from_pretrained(source, device=device).requires_grad_(False)
-    model.lower = lower or model.lower
 
     def extract(images: Tensor) -> list[Features]:
         maps, lower = model.forward_with_lower(images.float() / 255)
