@@ -13,7 +13,7 @@ import torch
 from browser import chromium
 from surefeat.match.points import Matches
 from surefeat.show.match_page import SHOWN_FIRST, line_colour, verdict, viewer
-from surefeat.show.report import Section, write_page
+from surefeat.show.page import Section, write_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>.jpg"
 SIZES = ((40, 60), (50, 30))  # height, width

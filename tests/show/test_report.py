@@ -21,7 +21,8 @@ from surefeat.data.drawn import draw_many, write_folder
 from surefeat.learn.config import Config, preset
 from surefeat.learn.pretrain import pretrain
 from surefeat.learn.runs import Run
-from surefeat.show.report import Number, Section, write_page, write_report
+from surefeat.show.page import Number, Section, write_page
+from surefeat.show.report import write_report
 
 HOSTILE = "<script>alert('$x$')<&.png"
 VOID = {"meta", "img", "br", "link", "input", "hr"}

@@ -261,12 +261,12 @@ def from_dict(kind: type[Any], values: dict[str, Any]) -> Any:
     built: dict[str, Any] = {}
     for name, value in values.items():
         # Of `Kind | None`, the kind.
-        hint = next((k for k in (hints[name], *get_args(hints[name])) if is_dataclass(k)), None)
-        if hint is not None and value is not None:
-            built[name] = from_dict(hint, value)  # type: ignore[arg-type]
+        inner = next((k for k in (hints[name], *get_args(hints[name])) if is_dataclass(k)), None)
+        if inner is not None and value is not None:
+            built[name] = from_dict(inner, value)  # type: ignore[arg-type]
         else:
             built[name] = tuple(value) if isinstance(value, list) else value
-            if not _fits(built[name], hint):
+            if not _fits(built[name], hints[name]):
                 raise ValueError(f"{kind.__name__}.{name} is {value!r}, which it cannot be")
     return kind(**built)
 

@@ -27,7 +27,7 @@ from surefeat.model.features import extract_scales
 from surefeat.model.network import DenseFeatures
 from surefeat.show import match_page, style
 from surefeat.show.features import confidence_map
-from surefeat.show.report import Section, write_page
+from surefeat.show.page import Section, write_page
 
 try:
     from matplotlib import rc_context

@@ -1,27 +1,20 @@
-"""Self-contained HTML pages, and RUN/report.html: what a run learned, and how it looks.
-
-A page has no script (a page of matches has its own, match_page.py), asks no network, holds its
-pictures and escapes all text.
-"""
+"""RUN/report.html: what a run learned, and how it looks."""
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from surefeat.core.files import to_dict, write_text
+from surefeat.core.files import to_dict
 from surefeat.core.image import ImageError, ImageLike, load, resize
 from surefeat.data.sources import walk_folder
 from surefeat.learn.config import Config
@@ -34,19 +27,11 @@ from surefeat.model.network import DenseFeatures
 from surefeat.show.curves import loss_surface, training_curves
 from surefeat.show.features import channels, confidence_map, pca, views_sheet
 from surefeat.show.matches import match_lines
-
-try:
-    from jinja2 import Environment, PackageLoader
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("needs jinja2 and matplotlib: pip install 'surefeat[viz]'") from error
+from surefeat.show.page import Number, Section, write_page
 
 Example = tuple[str, Tensor]
 
 _EXAMPLES, _SKIPPED_SHOWN, _POINTS, _LINES = 6, 50, 64, 20
-
-# Pictures are stored at twice the size of the page's pixels; larger files as JPEG.
-_DPI, _LARGEST_PNG = 192, 300_000
 
 # Keeps a number and its unit on one line.
 _SPACE = "\N{NO-BREAK SPACE}"
@@ -85,67 +70,6 @@ _CONFIDENCE = (
 )
 
 _FOOT = "Written by surefeat. This file needs nothing else: keep it, mail it, print it."
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number to read first, with one sentence on what it means."""
-
-    name: str
-    value: str
-    meaning: str
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a page; empty parts are left out."""
-
-    title: str
-    text: str = ""
-    """Plain text; a blank line starts a paragraph."""
-    figures: tuple[Figure, ...] = ()
-    """Each with its label as the caption."""
-    table: Sequence[Sequence[object]] | None = None
-    """Rows, the first of them the heading."""
-    numbers: tuple[Number, ...] = ()
-    folded: bool = False
-    """Only its title is seen until it is opened, in the part of the page that it follows."""
-
-
-def write_page(
-    path: str | Path,
-    title: str,
-    sections: Sequence[Section],
-    *,
-    lead: str = "",
-    foot: str = "",
-    viewer: object = None,
-) -> Path:
-    """Write one HTML file that needs nothing else: `lead` under the title, `foot` at the end.
-
-    viewer: what match.html.j2 shows above the sections; without it the page is report.html.j2.
-    """
-    pages = Environment(loader=PackageLoader("surefeat.show"), autoescape=True, trim_blocks=True,
-                        lstrip_blocks=True)  # fmt: skip
-    pages.filters["inline"] = _inline
-    page = pages.get_template("report.html.j2" if viewer is None else "match.html.j2")
-    html = page.render(title=title, sections=sections, lead=lead, foot=foot, viewer=viewer)
-    # A name that is no valid Unicode on disk must not keep the page from being written.
-    write_text(Path(path), html.encode("utf-8", "replace").decode())
-    return Path(path)
-
-
-def _inline(figure: Figure) -> dict[str, Any]:
-    """A figure as an `img` wants it: data address, size in CSS pixels, caption."""
-    buffer, kind = io.BytesIO(), "png"
-    figure.savefig(buffer, format="png", dpi=_DPI)
-    if buffer.tell() > _LARGEST_PNG:
-        drawn = Image.open(buffer).convert("RGB")
-        buffer, kind = io.BytesIO(), "jpeg"
-        drawn.save(buffer, format="jpeg", quality=88, optimize=True)
-    width, height = (round(96 * inches) for inches in figure.get_size_inches())
-    address = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return {"src": address, "width": width, "height": height, "caption": str(figure.get_label())}
 
 
 def write_report(run_folder: str | Path, *, images: Sequence[ImageLike] = ()) -> Path:

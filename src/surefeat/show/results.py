@@ -11,7 +11,7 @@ from surefeat.data.pairs import Pair
 from surefeat.measure import tables
 from surefeat.measure.results import Result, Score, pck_score
 from surefeat.show import style
-from surefeat.show.report import Section, write_page
+from surefeat.show.page import Section, write_page
 
 try:
     from matplotlib import colormaps, rc_context
