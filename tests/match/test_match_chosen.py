@@ -49,7 +49,8 @@ def test_an_image_matched_with_itself_stays_in_place() -> None:
     found = match_points(features, features, count=50)
     assert (found.points1 - found.points0).norm(dim=-1).max() < 4
     assert found.mutual.float().mean() > 0.95  # flat places may find their neighbours
-    assert found.round_trip.max() < 5
+    assert found.round_trip.max() < 8
+    assert found.round_trip.median() < 3
     assert torch.allclose(found.confidence, torch.full((50,), 2.0))
 
 

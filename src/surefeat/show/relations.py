@@ -53,6 +53,7 @@ def relation_matrix(relations: Relations) -> Figure:
     figure = style.new_figure(side, label, width=side + 1.0)
     axes: Axes = figure.subplots()
     axes.imshow(values.numpy(), cmap=style.MAP, vmin=0, vmax=1, interpolation="nearest")
+    axes.grid(visible=False)
     edge = 0
     for group in relations.groups:
         if len(group) > 1:
