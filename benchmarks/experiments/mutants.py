@@ -22,6 +22,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -245,31 +246,51 @@ class TestsOfLines:
             taken.append(test)
         return taken
 
+    def _names(self, fault: Fault) -> set[str]:
+        """What a fault that acts at import goes by: a constant, or the class it is a default of.
+
+        Of a function: the constants that are made by it at import.
+        """
+        names = set(re.findall(r"\w+", fault.where))
+        for node in ast.parse(self._text(fault.file)).body:
+            if isinstance(node, ast.Assign) and fault.where in ast.unparse(node.value):
+                names |= set(re.findall(r"\w+", ast.unparse(node.targets[0])))
+        return names
+
+    def _text(self, file: str) -> str:
+        return (self.tree / "src" / "surefeat" / file).read_text()
+
     def _naming(self, fault: Fault) -> set[str]:
-        """Test files that name the constant, or the class whose default it is."""
-        names = fault.where.split(".")
+        """Test files that name what the fault changes."""
+        names = self._names(fault)
         return {path.relative_to(self.tree).as_posix() for path, text in self.texts.items()
                 if any(name in text for name in names)}  # fmt: skip
 
     def _running(self, fault: Fault) -> set[str]:
-        lines = self.lines[fault.file]
-        tests = {t for n in range(fault.line, fault.end_line + 1) for t in lines.get(n, ()) if t}
-        if tests and fault.in_function:
-            return tests
-        name = fault.where.split(".")[-1]
-        # What is set at import acts where its name stands: in the package, or in a test itself.
-        files = self._naming(fault)
-        tests |= {test for test in self.seconds if test.split("::")[0] in files}
-        for file, by_line in self.lines.items():
-            text = (self.tree / "src" / "surefeat" / file).read_text()
-            for n in _lines_with(text, name):
-                tests |= {test for test in by_line.get(n, ()) if test}
-        return tests or {t for by in lines.values() for t in by if t}
+        lines, text = self.lines[fault.file], self._text(fault.file)
+        tests = {t for n in range(fault.line, fault.end_line + 1) for t in lines.get(n, ())}
+        if fault.in_function:
+            name = fault.where.split(".")[-1]
+            for node in ast.walk(ast.parse(text)):
+                # Defaults run at import: a function's tests are those that run its body.
+                if isinstance(node, ast.FunctionDef) and node.name == name:
+                    body = range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+                    tests |= {test for n in body for test in lines.get(n, ())}
+            made = self._names(fault) - set(fault.where.split("."))
+        else:
+            files = self._naming(fault)
+            tests |= {test for test in self.seconds if test.split("::")[0] in files}
+            made = self._names(fault)
+        # What is set at import acts where its name stands.
+        for file, by_line in self.lines.items() if made else ():
+            for n in _lines_with(self._text(file), made):
+                tests |= by_line.get(n, set())
+        return tests or {t for by in lines.values() for t in by}
 
 
-def _lines_with(text: str, name: str) -> Iterator[int]:
+def _lines_with(text: str, names: set[str]) -> Iterator[int]:
     for node in ast.walk(ast.parse(text)):
-        if getattr(node, "id", None) == name or getattr(node, "attr", None) == name:
+        if getattr(node, "id", None) in names or getattr(node, "attr", None) in names:
             yield node.lineno  # type: ignore[attr-defined]
 
 

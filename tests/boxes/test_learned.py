@@ -101,6 +101,8 @@ def test_a_batch_has_the_map_of_each_photo_alone(learned: tuple[Path, Detector])
     assert maps.shape[2] == 2 * alone.shape[1]
     torch.testing.assert_close(maps[0, :, : alone.shape[1]], alone)
     assert not maps[0, :, alone.shape[1] :].any()
+    both, _ = TrunkMaps(detector, [wide, wide]).of([0, 1], [True, True], scale=SIZE)
+    assert both.shape[1:] == alone.shape
     # Beside a tall one it is padded below, and the tall one to the right.
     tall = replace(other, pixels=other.pixels[:, :, :48], size=(SIZE, 48))
     maps, shapes = TrunkMaps(detector, [wide, tall]).of([0, 1], [False, False], scale=SIZE)

@@ -270,3 +270,12 @@ def test_a_folder_that_holds_something_is_left_alone(
     with pytest.raises(OSError, match="no space"):
         detector.save(tmp_path / "new")
     assert {path.name for path in tmp_path.iterdir()} == {"full", "empty"}
+
+
+def test_a_detector_is_loaded_on_the_shipped_model_unless_told_otherwise(
+    small: DenseFeatures, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector = KeypointDetector.fit(small, photos, config=replace(QUICK, least_steps=12))
+    detector.save(tmp_path / "parts")
+    monkeypatch.setattr(DenseFeatures, "from_pretrained", lambda: small)
+    assert KeypointDetector.load(tmp_path / "parts").model is small
