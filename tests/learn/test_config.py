@@ -63,7 +63,7 @@ def test_an_unknown_setting_is_an_error_that_names_it() -> None:
 
 
 def test_an_unknown_preset_is_an_error() -> None:
-    with pytest.raises(ValueError, match="unknown preset 'big'; choose ours, one-way"):
+    with pytest.raises(ValueError, match="unknown preset 'big'; choose auto, ours, quick"):
         preset("big")  # type: ignore[arg-type]
 
 

@@ -113,12 +113,14 @@ def test_a_line_precedes_every_check_and_checkpoint(step: int, every: tuple[int,
 def test_checks_and_checkpoints_keep_to_their_own_steps(tmp_path: Path) -> None:
     config = tiny(steps=11, log_every=4, check_every=5, checkpoint_every=3)
     reported: list[int] = []
+    ticks: list[int] = []
     run, _, progress = go(
         tmp_path / "run", config,
         check=lambda _: {"auroc": math.nan, "right": 0.5},
-        report=lambda step, _: reported.append(step),
+        shown=(lambda step, _: reported.append(step), ticks.append),
     )  # fmt: skip
     assert progress.step == 11
+    assert ticks == list(range(12))  # the bar moves with every step
     rows = [
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
         for line in run.metrics_file.read_text().splitlines()
@@ -229,9 +231,13 @@ def test_fast_arithmetic_lasts_as_long_as_the_training(enabled: bool) -> None:
 def test_signal_handlers_are_put_back(tmp_path: Path) -> None:
     before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
     during: list[Any] = []
-    go(tmp_path / "run", tiny(steps=1), check=None,
-       report=lambda *_: during.append(signal.getsignal(signal.SIGTERM)))  # fmt: skip
-    assert during[0] not in before
+
+    def report(*_: object) -> None:
+        during.append(signal.getsignal(signal.SIGTERM))
+
+    go(tmp_path / "run", tiny(steps=1), check=None, shown=(report, during.append))
+    assert during[:2] == [0, 1]
+    assert during[2] not in before
     assert [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)] == before
 
 

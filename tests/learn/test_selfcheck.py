@@ -164,13 +164,15 @@ def test_a_match_is_right_within_a_twentieth_of_the_side_when_signs_are_ranked()
     error = torch.tensor([2.0, 5.0, 6.0, 11.0])
     confidence, score = torch.tensor([4.0, 3.0, 1.0, 2.0]), torch.tensor([0.1, 0.2, 0.3, 0.4])
     predicted, actual = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.3, 0.2, 0.1, 0.4])
-    rows = torch.stack([error, confidence, score, predicted, actual], dim=1)
+    stayed = torch.tensor([1.0, 30.0, 4.0, 9.0])
+    rows = torch.stack([error, confidence, score, predicted, actual, stayed], dim=1)
     found = _summary(rows, side=100, sure=True)
     assert found.accuracy == {0.025: 0.25, 0.05: 0.5, 0.1: 0.75}
     assert (found.auroc, found.auroc_score) == (1.0, 0.0)
     assert found.predicted_loss == pytest.approx(0.25)
     assert found.actual_loss == pytest.approx(0.25)
     assert found.calibration_error == pytest.approx(0.1)
+    assert found.same_place == {0.025: 0.25, 0.05: 0.5, 0.1: 0.75}
 
 
 def test_what_is_said_of_a_match_is_of_its_two_places() -> None:
@@ -179,7 +181,9 @@ def test_what_is_said_of_a_match_is_of_its_two_places() -> None:
     first = Maps(axes[:2].T.reshape(1, 3, 1, 2), torch.tensor([[[0.2, 0.4]]]), STRIDE)
     second = Maps(axes[[1, 0]].T.reshape(1, 3, 1, 2), torch.tensor([[[0.5, 1.0]]]), STRIDE)
     middles = torch.tensor([[[1.5, 1.5], [5.5, 1.5]]])
-    error, confidence, score, predicted, actual = _match(first, second, middles, middles)[0].T
+    moved = middles + torch.tensor([0.0, 3.0])
+    error, confidence, score, predicted, actual, _ = _match(first, second, middles, middles)[0].T
+    assert _match(first, second, middles, moved)[0, :, 5].tolist() == [3.0, 3.0]
     # The best place lies on the other side, up to a quarter of a cell beyond the middle.
     assert error.tolist() == pytest.approx([5.0, 5.0], abs=0.2)
     assert score.tolist() == pytest.approx([1.0, 1.0])

@@ -155,7 +155,7 @@ def test_the_first_step_says_how_long_a_cpu_will_take(
     source = images(tmp_path / "p")
     pretrain(source, out=tmp_path / "run", config=tiny(), quiet=True, device="cpu")
     assert "a step takes" in caplog.text
-    assert "--preset quick" in caplog.text
+    assert "--steps" in caplog.text
     caplog.clear()
     monkeypatch.setattr("surefeat.learn.loop._LONG", 10_000.0)
     pretrain(source, out=tmp_path / "soon", config=tiny(), quiet=True, device="cpu")

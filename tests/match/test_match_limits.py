@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +12,16 @@ from torch import Tensor
 from surefeat.match.dense import match_dense
 from surefeat.match.points import (
     Matches,
-    distinctiveness,
     match_points,
-    matching_text,
     quality,
     spread,
 )
+from surefeat.match.related import PAIR_SIGNS, POINT_SIGNS
 from surefeat.match.search import Voting, find, prepare_pair, vote_both_ways
 from surefeat.model.config import POINT_WEIGHTS
-from surefeat.model.features import Features
-from surefeat.model.probability import SIGNS, Reliability
-from tiny import analytic, photo
+from surefeat.model.features import Features, compare_with
+from surefeat.model.probability import Reliability
+from tiny import a_cohort, a_logistic, a_reliability, analytic, photo
 
 
 def made_up(**values: list[float]) -> Matches:
@@ -36,25 +34,21 @@ def made_up(**values: list[float]) -> Matches:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("limit", "name"),
-    [("min_score", "score"), ("min_confidence", "confidence"), ("min_margin", "margin"),
-     ("min_probability", "probability")],
-)  # fmt: skip
-def test_a_least_value_keeps_what_has_it_and_more(limit: str, name: str) -> None:
+@pytest.mark.parametrize("name", ["score", "confidence", "margin", "probability"])
+def test_a_least_value_keeps_what_has_it_and_more(name: str) -> None:
     matches = made_up(**{name: [0.25, 0.5, 0.75]})
     for value, kept in ((0.25, [0, 1, 2]), (0.5, [1, 2]), (0.6, [2]), (0.75, [2]), (0.8, [])):
-        given: dict[str, Any] = {limit: value}
+        given: dict[str, Any] = {name: value}
         assert matches.filter(**given).index.tolist() == kept
 
 
 def test_a_longest_round_trip_keeps_what_has_it_and_less() -> None:
     matches = made_up(round_trip=[1.0, 4.0, 2.0])
     for value, kept in ((4.0, [0, 1, 2]), (2.0, [0, 2]), (1.5, [0]), (0.5, [])):
-        assert matches.filter(max_round_trip=value).index.tolist() == kept
+        assert matches.filter(round_trip=value).index.tolist() == kept
     assert matches.filter(mutual=True).index.tolist() == [0, 2]
     assert matches.filter().index.tolist() == [0, 1, 2]
-    both = matches.filter(max_round_trip=2.0, min_score=0.6)
+    both = matches.filter(round_trip=2.0, score=0.6)
     assert len(both) == 0
 
 
@@ -70,7 +64,12 @@ def unsure(features: Features, *, least: float) -> Features:
 @pytest.fixture(scope="module")
 def pair() -> tuple[Features, Features]:
     first = analytic(photo(size=(96, 128)), original=(60, 80))
-    return unsure(first, least=0.1), unsure(analytic(photo("chelsea", size=(128, 96))), least=0.5)
+    second = analytic(photo("chelsea", size=(128, 96)))
+    cohort = a_cohort(second)
+    return (
+        compare_with(cohort, unsure(first, least=0.1)),
+        compare_with(cohort, unsure(second, least=0.5)),
+    )
 
 
 def test_confidence_is_of_both_places(pair: tuple[Features, Features]) -> None:
@@ -95,13 +94,9 @@ def test_a_round_trip_goes_back_as_it_came(pair: tuple[Features, Features]) -> N
 
 
 def known(name: str, **more: Any) -> Reliability:
-    """A probability that follows from one sign alone."""
-    none, one = (0.0,) * len(SIGNS), (1.0,) * len(SIGNS)
-    return Reliability(
-        weights=tuple(float(sign == name) for sign in SIGNS), bias=0.0, mean=none,
-        scale=one, matching=matching_text(Voting(), POINT_WEIGHTS), right_within=0.1,
-        fitted_on="nothing", matches=1, sides=(128,), **more,
-    )  # fmt: skip
+    """A probability that follows from one sign alone, of photos that are surely related."""
+    point = a_logistic(POINT_SIGNS, bias=0.0, **{name: 1.0})
+    return a_reliability(pair=a_logistic(PAIR_SIGNS, bias=30.0), point=point, **more)
 
 
 def logit(chance: Tensor | None) -> Tensor:
@@ -109,13 +104,16 @@ def logit(chance: Tensor | None) -> Tensor:
     return (chance / (1 - chance)).log()
 
 
-@pytest.mark.parametrize("name", ["score", "margin", "confidence"])
+@pytest.mark.parametrize("name", ["score", "margin", "confidence0", "confidence1"])
 def test_probability_reads_each_sign_by_its_own_weight(
     name: str, pair: tuple[Features, Features]
 ) -> None:
     matches = match_points(*pair, count=20, reliability=known(name))
-    told = getattr(matches, name)
-    expected = told.log() if name == "confidence" else told
+    expected = {
+        "confidence0": pair[0].confidence_at(matches.points0).log(),
+        "confidence1": pair[1].confidence_at(matches.points1).log(),
+        "score": matches.score, "margin": matches.margin,
+    }[name]  # fmt: skip
     torch.testing.assert_close(logit(matches.probability), expected, atol=1e-3, rtol=1e-3)
 
 
@@ -158,23 +156,6 @@ def test_the_best_come_first_and_no_two_are_nearer_than_half_their_spacing() -> 
     # What is as far as that is not too close: a place two steps away is taken at once.
     line = torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [9.0, 9.0]])
     assert spread(torch.tensor([4.0, 3.0, 2.0, 1.0]), line, count=9).tolist() == [0, 2, 3]
-
-
-def test_a_place_is_worth_its_confidence_times_its_distinctiveness(
-    pair: tuple[Features, Features],
-) -> None:
-    side, _ = prepare_pair(*pair, descriptor_weight=1.0, lower_weight=1.0)
-    far = distinctiveness(side)
-    expected = far * pair[0].confidence_at(side.points)
-    torch.testing.assert_close(quality(side), expected)
-    # One by one: the most similar place further than 30 of 224 of the longer side, 128 pixels.
-    rows, columns = side.size
-    for place in (0, 77, 300):
-        y, x = divmod(place, columns)
-        apart = [math.hypot((n // columns - y) * 96 / rows, (n % columns - x) * 128 / columns)
-                 for n in range(rows * columns)]  # fmt: skip
-        alike = (side.vectors @ side.vectors[place])[torch.tensor(apart) > 128 * 30 / 224]
-        assert float(far[place]) == pytest.approx(1 - float(alike.max()), abs=1e-5)
 
 
 def test_mutual_places_are_worth_something_in_both_images(

@@ -144,7 +144,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
     for seeds in ((), (1, 1), (-1,)):
         with pytest.raises(ValueError, match=r"seeds are .*; name each once, from 0 on"):
             FewShot(seeds=seeds)
-    with pytest.raises(ValueError, match="batch, least_steps must be at least 1"):
+    with pytest.raises(ValueError, match="--batch is 0; use at least 1"):
         KeypointConfig(batch=0, least_steps=0)
     for jitter in (0.5, -0.1):
         with pytest.raises(ValueError, match="a side moves by less than half a box"):

@@ -274,7 +274,7 @@ def test_missing_or_wrong_weights_are_an_error_that_names_the_fix(tmp_path: Path
         load_initial(trunk, tmp_path / "missing.safetensors", name="small")
     with pytest.raises(ValueError, match=r"needs \(24, 3, 3, 3\)"):
         load_initial(trunk, tmp_path / "shape.safetensors", name="small")
-    with pytest.raises(FileNotFoundError, match="--init FILE"):
+    with pytest.raises(FileNotFoundError, match="--init is a file"):
         load_initial(trunk, tmp_path / "nothing.safetensors", name="small")
     with pytest.raises(ValueError, match="no ImageNet weights"):
         load_initial(trunk, "imagenet", name="small")

@@ -189,7 +189,7 @@ def test_another_file_is_refused_in_words(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"holds no surefeat features; write it with Features"):
             Features.load(path)
     (tmp_path / "x.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="is not a readable features file"):
+    with pytest.raises(ValueError, match="is no whole safetensors file"):
         Features.load(tmp_path / "x.safetensors")
 
 

@@ -121,7 +121,7 @@ class Job:
     """Step and line -> why not to go on, if there is a reason."""
     report: Report | None = None
     tick: Callable[[int], None] | None = None
-    """Called with the number of steps done, after each."""
+    """Called with the number of steps done, before the first and after each."""
     progress: Progress = field(default_factory=Progress)
 
     def todo(self) -> range:
@@ -151,20 +151,25 @@ def run_steps(job: Job, steps: Iterator[Taken], *, fast: bool) -> Progress:
     long, at once, without one. fast: `fast_arithmetic`.
     """
     job.log.since, first = time.perf_counter(), job.progress.step
+    _tick(job)
     with stop_requests() as stop_requested, fast_arithmetic(enabled=fast):
         for taken in steps:
             job.log.add(taken)
             job.progress.step += 1
             if job.progress.step == first + 1:
                 _say_how_long(job, time.perf_counter() - job.log.since)
-            if job.tick and job.log.part.rank == 0:
-                job.tick(job.progress.step)
+            _tick(job)
             asked = told_to_stop(job, asked=stop_requested())
             if asked or job.schedule.logs(job.progress.step):
                 values = log_and_check(job, taken)
                 if save_if_due(job, values, asked=asked):
                     break
     return job.progress
+
+
+def _tick(job: Job) -> None:
+    if job.tick and job.log.part.rank == 0:
+        job.tick(job.progress.step)
 
 
 # Below this many seconds nobody needs to be told how long it takes.
@@ -178,7 +183,7 @@ def _say_how_long(job: Job, seconds: float) -> None:
         took = f"{left / 60:.0f} minutes" if left < 7200 else f"{left / 3600:.0f} hours"
         _LOG.warning(
             "a step takes %.1f s here, all of them about %s; Ctrl-C stops, --resume goes on, fewer "
-            "--steps or --preset quick are sooner done", seconds, took,
+            "--steps are sooner done", seconds, took,
         )  # fmt: skip
 
 
@@ -364,7 +369,12 @@ def progress_bar(
                 for name, value in values.items():
                     writer.add_scalar(name, value, step)
 
-        yield report, lambda step: bar.update(step - bar.n)
+        def tick(step: int) -> None:
+            if step == bar.n:
+                bar.unpause()  # what came before the first step is not its time
+            bar.update(step - bar.n)
+
+        yield report, tick
 
 
 def _summary_writer(folder: Path) -> Any:

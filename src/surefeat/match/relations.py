@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from surefeat.core import progress
 from surefeat.data.decode import Skipped
 from surefeat.data.sources import find_images
 from surefeat.match.related import Agreement, Cells, pooled_vector
@@ -79,7 +79,7 @@ def relate(
     odds = model.reliability.pooled.log_odds({"pooled": vectors @ vectors.T}).cpu()
     limit = torch.logit(torch.tensor(1 - DOUBT))
     doubtful = torch.triu(odds.abs() < limit, diagonal=1).nonzero().tolist()
-    for i, j in tqdm(doubtful, desc="comparing", unit="pair", disable=quiet):
+    for i, j in progress.bar(doubtful, desc="comparing", unit="pair", quiet=quiet):
         signs = Agreement(cells[i], cells[j]).signs()
         odds[i, j] = odds[j, i] = model.reliability.pair.log_odds(signs).cpu()
     probability = odds.sigmoid().fill_diagonal_(1.0)
@@ -95,7 +95,7 @@ def _cells_of(
     paths = [path for one in given for path in _photos(Path(one))]
     skipped: list[Skipped] = []
     names, cells = [], []
-    with tqdm(total=len(paths), desc="extracting", unit="img", disable=quiet) as bar:
+    with progress.bar(total=len(paths), desc="extracting", unit="img", quiet=quiet) as bar:
         for start in range(0, len(paths), _BATCH):
             part = paths[start : start + _BATCH]
             side = model.config.longest_side

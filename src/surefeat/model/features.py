@@ -164,7 +164,8 @@ class Features:
             known = about.get("reliability")
             reliability = None if known is None else from_dict(Reliability, known)
             rest = (frame, about["stride"], about["name"], reliability)
-            return Features(descriptors, uncertainty, lower, *rest)
+            common = stored["common"].float() if "common" in stored else None
+            return Features(descriptors, uncertainty, lower, *rest, common=common)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             fix = "write it anew with Features.save"
             raise ValueError(f"{path} holds no whole features ({error!r}); {fix}") from error
