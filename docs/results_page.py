@@ -46,6 +46,8 @@ FLOW = pck_score("flow", "scnet")
 TITLES = {
     "ours@320": "**ours**, as it ships, 320 px",
     "ours@256+384": "ours, slower: seen at 256 and 384 px",
+    "birds200@320": "ours, then trained on 200 other photos of birds, on a CPU",
+    "dinov2-s@322": "DINOv2 ViT-S/14, a third party's fine-tune, block 8, untrained by us",
     "one-way@320": "ours, one-way, 320 px",
     "vgg16-ours@320": "ours, VGG16, 320 px",
     "res4e@320": "res4e, untrained, 320 px",
@@ -352,6 +354,7 @@ def summary() -> str:
         "ours@320": "**surefeat**, as it ships",
         "ours@256+384": "surefeat, slower: photos seen at two sizes",
         "one-way@320": "surefeat, `--model one-way`",
+        "birds200@320": "surefeat, after `pretrain` on 200 other photos of birds, on a CPU",
     }.items():
         shown = ((pascal, scnet), (pascal, img), (birds, scnet))
         cells = [score.shown(score.of(of[row]) if row in of else None) for of, score in shown]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
+from surefeat.core.files import file_hash
 from surefeat.data.drawn import draw_many
 from surefeat.measure.rows import (
     UNTRAINED,
@@ -19,10 +20,11 @@ from surefeat.measure.rows import (
     imagenet_row,
     join_layers,
     model_row,
+    run_taps,
 )
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
-from surefeat.model.trunks import ResNet50, Vgg16
+from surefeat.model.trunks import ResNet50, Vgg16, build_trunk
 
 CPU = torch.device("cpu")
 
@@ -158,6 +160,19 @@ def test_weights_are_found_by_what_they_hold(weights: tuple[Path, Path], images:
     assert first.weights_sha256 == second.weights_sha256
     with pytest.raises(ValueError, match="no weights of vgg16; add its file to --init"):
         build_row("vgg16", init=weights[:1], device=CPU)
+
+
+def test_a_layer_of_any_timm_network_is_a_row(images: Tensor, tmp_path: Path) -> None:
+    trunk = build_trunk("timm:resnet18")
+    file = tmp_path / "own.safetensors"
+    save_file({name: value.contiguous() for name, value in trunk.state_dict().items()}, file)
+    row = build_row("timm:resnet18/stage2", device=CPU, init=[file])
+    maps = run_taps(trunk.eval(), images, ("stage2",))["stage2"]
+    for features, layer in zip(row.extract(images), maps, strict=True):
+        torch.testing.assert_close(features.descriptors, F.normalize(layer, dim=0))
+    assert row.weights_sha256 == file_hash(file)
+    with pytest.raises(ValueError, match=r"has no layer 'stage9'; add one of /stage0, stage1"):
+        build_row("timm:resnet18/stage9", device=CPU, init=["none"])
 
 
 def test_an_unknown_row_names_the_known_ones() -> None:

@@ -34,8 +34,8 @@ class EvaluateFewShot:
     images: Path | None = None
     """Folder or tar shards with the photos, if not beside the data."""
     rows: tuple[str, ...] = ("ours",)
-    """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, or NAME=FOLDER
-    for another trained model."""
+    """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, NAME=FOLDER for
+    another trained model, or timm:NETWORK/TAP for a layer of a timm network."""
     model: str | None = None
     """Of the row ours: model or run folder, or one that ships (resnet50, one-way, vgg16)."""
     init: tuple[str, ...] = ("imagenet",)

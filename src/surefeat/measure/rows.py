@@ -22,7 +22,7 @@ from surefeat.core.geometry import Frame
 from surefeat.model.config import POINT_WEIGHTS, REGION_WEIGHTS, WEIGHTS, model_folder
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
-from surefeat.model.trunks import ResNet50, Trunk, Vgg16
+from surefeat.model.trunks import ResNet50, Trunk, Vgg16, build_trunk
 from surefeat.model.weights import load_initial, read_weights, stride_in_1x1_of
 
 if TYPE_CHECKING:
@@ -249,6 +249,26 @@ def _fitting(name: str, init: Sequence[str | Path]) -> str | Path:
     raise ValueError(f"{given} holds no weights of {name}; add its file to --init, or imagenet")
 
 
+def timm_row(
+    name: str, *, init: Sequence[str | Path], device: torch.device, unit: bool = True
+) -> Row:
+    """timm:NETWORK/TAP: one layer of a timm network as it is, with the first weights of `init`."""
+    network, _, tap = name.partition("/")
+    trunk, source = build_trunk(network), init[0]
+    if tap not in trunk.taps:
+        known = ", ".join(trunk.taps)
+        raise ValueError(f"row {name!r}: {network} has no layer {tap!r}; add one of /{known}")
+    load_initial(trunk, source, name=network)
+    file = None if str(source) in ("imagenet", "none") else Path(source)
+    digest = file_hash(file) if file else None
+    ready = trunk.eval().requires_grad_(False).to(device)
+    settings = {"trunk": network, "layers": [tap]}
+    return untrained_row(
+        name, lambda images: [run_taps(ready, images, (tap,))[tap]], unit=unit, digest=digest,
+        settings=settings,
+    )  # fmt: skip
+
+
 CELL = 8
 """Pixels between descriptors: twice as fine as the networks' maps."""
 
@@ -319,7 +339,8 @@ def build_row(
     raw: bool = False,
     layer_weights: tuple[float, float] = (1.0, 1.0),
 ) -> Row:
-    """A row by name: `ours` (from `model`), an untrained one, or NAME=FOLDER for another model.
+    """A row by name: `ours` (from `model`), an untrained one, timm:NETWORK/TAP for a layer of any
+    timm network, or NAME=FOLDER for another model.
 
     layer_weights: of a model's descriptors and lower layer under a head. raw: untrained layers
     are left as they are, instead of at unit length.
@@ -330,8 +351,10 @@ def build_row(
         return model_row(title, source, device=device, layer_weights=layer_weights)
     if name in UNTRAINED:
         return imagenet_row(name, UNTRAINED[name], init=init, device=device, unit=not raw)
+    if name.startswith("timm:"):
+        return timm_row(name, init=init, device=device, unit=not raw)
     if name in WITHOUT_LEARNING:
         describe, settings = WITHOUT_LEARNING[name]
         return untrained_row(name, lambda images: [_describe(images, describe)], settings=settings)
-    known = ", ".join([*UNTRAINED, *WITHOUT_LEARNING])
+    known = ", ".join([*UNTRAINED, *WITHOUT_LEARNING, "timm:NETWORK/TAP"])
     raise ValueError(f"unknown row {name!r}; choose ours, {known}, or NAME=FOLDER for a model")
