@@ -1,222 +1,362 @@
-"""Recipes, layers and ways of voting on two development sets at once: PF-PASCAL's pairs and birds.
+"""What serves any folder: recipes, layers and votes on pairs of PF-PASCAL and of birds together.
 
-    python benchmarks/experiments/anyfolder.py --pf-pascal DIR --birds pairs.csv --photos DIR
-        --photos-of-birds DIR --init resnet50.safetensors --out FILE.json [--recipes NAME ...]
+    python benchmarks/experiments/anyfolder.py STAGE --pf-pascal DIR --birds DIR --runs DIR
+        --init resnet50.safetensors
+      train   --voc PHOTOS [--recipes NAME ...] [--seeds 0 1 2] [--without-sigma]
+      measure --out FILE.json
+      search  --out FILE.json [--tries 800]
+      cycles  --out FILE.json
 
-Similarities of a layer's points and voting cells are computed once for each model; layers are
-mixtures of them, and votes read the same cells. Squares of 320 pixels; PCK@0.1 by the scnet rule.
+`train` learns each recipe once per seed into RUNS/NAME/SEED and leaves alone what is there.
+`measure` has PCK of all of them by nearest neighbour, with the package's votes and with lighter
+ones; `search` draws settings of votes, then layers, for the models of GROUPS together; `cycles`
+sends points around without labels and asks whether models rank as in `measure`. Each adds its part
+to FILE. PHOTOS: a folder, shards or a list, as of `surefeat pretrain`; the birds' DIR has pairs.csv
+and photos/. `--rehearse` does everything with next to nothing, to see that it runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from anyfolder_votes import (
+    TAPS,
+    Pairs,
+    PairVoting,
+    load_squares,
+    located,
+    mixed,
+    pck,
+    returned,
+    seen,
+    similarities,
+    triples,
+)
+from recipe import changed
 
-from surefeat.core.files import choose_device, environment, from_dict, to_dict, write_json
-from surefeat.core.image import decode, read_bytes, resize
+from surefeat.core.files import choose_device, environment, write_json
 from surefeat.data.benchmarks import development_pairs
 from surefeat.data.pairs import Pair, load_pairs
-from surefeat.learn.config import Config, preset
+from surefeat.learn.config import Config, Preset, preset
 from surefeat.learn.pretrain import pretrain
-from surefeat.match.search import Voting, collect, peak_offset
+from surefeat.match.search import Voting
 from surefeat.model.network import DenseFeatures
 
-SIDE, PLACES, BATCH = 320, 40, 32
+Folder = Literal["voc", "birds", "pf-pascal"]
 
+SOFT: dict[str, Any] = {}
+MID = {"warp.rotation": 22.0, "warp.linear": 0.25, "warp.zoom": (0.6, 1.4)}
 WIDE = {"warp.rotation": 30.0, "warp.linear": 0.3, "warp.zoom": (0.5, 1.5)}
-RECIPES: dict[str, dict[str, Any]] = {
-    "soft, none mirrored": {"warp.mirrored": 0.0},
-    "soft, .2 mirrored": {"warp.mirrored": 0.2},
-    "soft, .5 mirrored": {"warp.mirrored": 0.5},
-    "wide, none mirrored": WIDE | {"warp.mirrored": 0.0},
-    "wide, .5 mirrored": WIDE | {"warp.mirrored": 0.5},
-    "soft, .2 mirrored, without sigma": {"warp.mirrored": 0.2, "loss.kind": "plain"},
-}
-LAYERS: dict[str, dict[str, float]] = {
-    "descriptors": {"descriptors": 1.0},
-    "descriptors + res4c": {"descriptors": 0.5, "res4c": 1.0},
-    "descriptors + res4e": {"descriptors": 0.7, "res4e": 1.0},
-    "res5c + res4e": {"res5c": 1.0, "res4e": 1.0},
-    "all": {"descriptors": 1.0, "res5b": 1.0, "res5c": 1.0, "res4d": 1.0, "res4e": 1.0},
-}
-TAPS = ("res4c", "res4d", "res4e", "res5b", "res5c")
+FEW = {"train.steps": 2, "train.batch": 2, "warp.size": 96, "loss.points": 40}
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """A development set as squares on the device; points in their pixels."""
+class Recipe:
+    """What is learned from which photos."""
 
-    images: Tensor
-    """(I, 3, S, S) uint8."""
-    which: Tensor
-    """(P, 2): numbers of the images of each pair."""
-    points: Tensor
-    """(P, K, 2, 2): where each keypoint lies in image 0 and in image 1."""
-    visible: Tensor
-    """(P, K) bool."""
+    folder: Folder
+    views: Mapping[str, Any]
+    mirrored: float
+    photos: int = 400
+    """Of birds: those that are in no pair first, then the others without their labels."""
+    steps: int = 500
+    start: str = ""
+    """The recipe whose first seed it starts from; none: ImageNet's weights."""
+    kept: int = 0
+    """Views of each photo that are kept, with preset `quick`; 0: new views at every step."""
 
-
-def load_squares(pairs: Sequence[Pair], device: torch.device) -> Pairs:
-    paths = sorted({path for pair in pairs for path in (pair.image0, pair.image1)})
-
-    def square(path: Path) -> Tensor:
-        return resize(decode(read_bytes(path, name=path.name), name=path.name), size=(SIDE, SIDE))
-
-    with ThreadPoolExecutor(16) as pool:
-        images = torch.stack(list(pool.map(square, paths)))
-    most = max(int(pair.visible.sum()) for pair in pairs)
-    points, visible = torch.zeros(len(pairs), most, 2, 2), torch.zeros(len(pairs), most)
-    for row, pair in enumerate(pairs):
-        common = pair.common()
-        visible[row, : len(common[0])] = 1
-        for i, size in enumerate((pair.size0, pair.size1)):
-            scale = torch.tensor([SIDE / size[1], SIDE / size[0]])
-            points[row, : len(common[i]), i] = (common[i] + 0.5) * scale - 0.5
-    which = [[paths.index(pair.image0), paths.index(pair.image1)] for pair in pairs]
-    return Pairs(
-        images.to(device), torch.tensor(which).to(device), points.to(device),
-        visible.bool().to(device),
-    )  # fmt: skip
+    def config(self, *, seed: int, sigma: bool) -> Config:
+        """Of preset `ours` or `quick`, with nothing held out."""
+        base: Preset = "quick" if self.kept else "ours"
+        values = {"warp.mirrored": self.mirrored, "train.steps": self.steps, "train.seed": seed}
+        values |= {"data.held_out": 0, "train.check_every": 0, "train.checkpoint_every": 10**9}
+        values |= {"train.compile": "off", "loss.kind": "probabilistic" if sigma else "plain"}
+        if self.kept:
+            values |= {"train.kept_views": self.photos * self.kept}
+            values |= {"loss.sigma_warmup": 3 * self.steps // 10}
+            values |= {"train.lr_warmup": min(20, self.steps // 4 + 1)}
+        return changed(preset(base), values | dict(self.views))
 
 
-def pck(pairs: Pairs, found: Tensor) -> float:
-    """Percent of the visible keypoints within 0.1 of the side, mean over pairs."""
-    right = ((found - pairs.points[:, :, 1]).norm(dim=-1) < 0.1 * SIDE) & pairs.visible
-    return round(100 * (right.sum(1) / pairs.visible.sum(1)).mean().item(), 1)
+VOC = "voc soft .2"
+RECIPES: dict[str, Recipe] = {
+    VOC: Recipe("voc", SOFT, 0.2),
+    "voc soft 0": Recipe("voc", SOFT, 0.0),
+    "voc wide .5": Recipe("voc", WIDE, 0.5),
+    "pf soft 0": Recipe("pf-pascal", SOFT, 0.0),
+    "pf soft .2": Recipe("pf-pascal", SOFT, 0.2),
+    "pf mid .3": Recipe("pf-pascal", MID, 0.3),
+    "pf wide .5": Recipe("pf-pascal", WIDE, 0.5),
+    "birds soft 0": Recipe("birds", SOFT, 0.0),
+    "birds soft .2": Recipe("birds", SOFT, 0.2),
+    "birds mid .3": Recipe("birds", MID, 0.3),
+    "birds wide 0": Recipe("birds", WIDE, 0.0),
+    "birds wide .5": Recipe("birds", WIDE, 0.5),
+    "birds wide .5, from voc soft .2": Recipe("birds", WIDE, 0.5, start=VOC),
+    "50 birds wide .5, 250 steps": Recipe("birds", WIDE, 0.5, photos=50, steps=250),
+    "200 birds wide .5, 250 steps": Recipe("birds", WIDE, 0.5, photos=200, steps=250),
+    "600 birds wide .5": Recipe("birds", WIDE, 0.5, photos=600),
+    "1200 birds wide .5": Recipe("birds", WIDE, 0.5, photos=1200),
+    "kept 200 x 4, 100 steps": Recipe("birds", WIDE, 0.5, 200, 100, VOC, 4),
+    "kept 200 x 4, 200 steps": Recipe("birds", WIDE, 0.5, 200, 200, VOC, 4),
+    "kept 200 x 4, 200 steps, mid .3": Recipe("birds", MID, 0.3, 200, 200, VOC, 4),
+    "kept 200 x 4, 200 steps, from ImageNet": Recipe("birds", WIDE, 0.5, 200, 200, kept=4),
+    "kept 50 x 8, 200 steps": Recipe("birds", WIDE, 0.5, 50, 200, VOC, 8),
+}
+"""Folder, views, share of mirrored pairs."""
+
+CHOSEN = "descriptors .7 + res4e"
+LAYERS: dict[str, dict[str, float]] = {
+    CHOSEN: {"descriptors": 0.7, "res4e": 1.0},
+    "descriptors .5 + res4c": {"descriptors": 0.5, "res4c": 1.0},
+    "res5c + res4e": {"res5c": 1.0, "res4e": 1.0},
+    "res5b + res5c + res4d + res4f": dict.fromkeys(("res5b", "res5c", "res4d", "res4f"), 1.0),
+    "descriptors + res5b + res5c + res4d + res4e": dict.fromkeys(
+        ("descriptors", "res5b", "res5c", "res4d", "res4e"), 1.0
+    ),
+}
+LIGHT = PairVoting(
+    Voting(temperature=0.03, reach=0.5, blur=1.5, weight=0.2, floor=0.03), (0.0, -15.0, 15.0),
+    leaning=0.85, sized=0.95, mirrored=1.0, agreement=2.0, facing=0.5,
+)  # fmt: skip
+"""Less weight, and poses that the whole pair agrees on: about as good as the package's."""
+WAYS = {"nearest": None, "voting": Voting(), "light": LIGHT}
+
+GROUPS = (
+    (VOC, "pf-pascal", 1.0), (VOC, "birds", 1.0), ("birds wide .5", "birds", 0.7),
+    ("pf soft .2", "pf-pascal", 0.5),
+)  # fmt: skip
+"""Recipe, set and weight in the goal of the search, which adds up PCK@0.1."""
 
 
-@torch.no_grad()
-def maps_of(model: DenseFeatures, images: Tensor) -> dict[str, Tensor]:
-    """Layer -> (I, C, h, w) half precision, unit length."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in ("descriptors", *TAPS)}
-    for some in images.split(BATCH):
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
-            taps = model.trunk(model.normalise_input(some.float() / 255), TAPS)
-            taps["descriptors"] = model(some.float() / 255).descriptors
-        for name, kept in parts.items():
-            kept.append(F.normalize(taps[name].float(), dim=1).half())
-    return {name: torch.cat(kept) for name, kept in parts.items()}
+# Trainings.
 
 
-def even_points(count: int, device: torch.device) -> Tensor:
-    """(count^2, 2): an even grid of pixels, row by row."""
-    steps = (torch.arange(count, device=device) + 0.5) * SIDE / count - 0.5
-    return torch.cartesian_prod(steps, steps).flip(-1)
+def bird_photos(folder: Path, count: int) -> list[Path]:
+    """So many photos, shuffled; those that are in no pair first."""
+    used = {p.name for pair in load_pairs(folder / "pairs.csv") for p in (pair.image0, pair.image1)}
+    photos = sorted((folder / "photos").iterdir())
+    generator, shuffled = random.Random(0), []
+    for paired in (False, True):
+        part = [photo for photo in photos if (photo.name in used) == paired]
+        generator.shuffle(part)
+        shuffled += part
+    return shuffled[:count]
 
 
-def read_maps(maps: Tensor, points: Tensor) -> Tensor:
-    """(B, C, h, w) at pixels (B, N, 2) -> (B, N, C), unit length."""
-    grid = ((points + 0.5) / SIDE * 2 - 1)[:, None]
-    read = F.grid_sample(maps.float(), grid, padding_mode="border", align_corners=False)
-    return F.normalize(read[:, :, 0].transpose(1, 2), dim=-1)
+def source_of(recipe: Recipe, args: argparse.Namespace) -> tuple[Path, list[Path] | None]:
+    """Where the photos are, and which of them; None: all."""
+    if recipe.folder == "voc":
+        return args.voc, None
+    if recipe.folder == "birds":
+        return args.birds / "photos", bird_photos(args.birds, recipe.photos)
+    val, train = development_pairs(args.pf_pascal)
+    photos = sorted({path for pair in val + train for path in (pair.image0, pair.image1)})
+    return photos[0].parent, photos
 
 
-@torch.no_grad()
-def similarities(maps: Tensor, pairs: Pairs, cells: int) -> tuple[Tensor, Tensor]:
-    """Of keypoints with places (P, K, T), and of voting cells with each other (P, n, n)."""
-    places, grid = (even_points(n, maps.device) for n in (PLACES, cells))
-    of_points, of_cells = [], []
-    for rows in torch.arange(len(pairs.which), device=maps.device).split(BATCH):
-        first, second = (maps[pairs.which[rows, i]] for i in (0, 1))
-        targets, seen0, seen1 = (
-            read_maps(some, where.expand(len(rows), -1, -1))
-            for some, where in ((second, places), (first, grid), (second, grid))
-        )
-        asked = read_maps(first, pairs.points[rows, :, 0])
-        of_points.append((asked @ targets.transpose(1, 2)).half())
-        of_cells.append((seen0 @ seen1.transpose(1, 2)).half())
-    return torch.cat(of_points), torch.cat(of_cells)
-
-
-def mixed(
-    layers: Mapping[str, tuple[Tensor, Tensor]], weights: Mapping[str, float]
-) -> list[Tensor]:
-    total = sum(weights.values())
-    return [sum(layers[k][i].float() * (w / total) for k, w in weights.items()) for i in (0, 1)]  # type: ignore[misc]
-
-
-@torch.no_grad()
-def located(points: Tensor, cells: Tensor, pairs: Pairs, voting: Voting | None) -> Tensor:
-    """(P, K, 2): the best place of each keypoint, with votes or without."""
-    places = even_points(PLACES, points.device)
-    found = torch.zeros_like(pairs.points[:, :, 1])
-    for row, similarity in enumerate(points):
-        if voting is not None:
-            grid = (voting.grid, voting.grid)
-            votes = collect(cells[row].reshape(*grid, *grid), voting)
-            asked, targets = (
-                (p + 0.5) / SIDE * voting.grid - 0.5 for p in (pairs.points[row, :, 0], places)
+def train(args: argparse.Namespace, device: torch.device) -> None:
+    for name in args.recipes:
+        recipe = RECIPES[name]
+        source, photos = source_of(recipe, args)
+        start = args.runs / recipe.start / "seed 0" / "model" if recipe.start else args.init
+        for seed in args.seeds:
+            config = recipe.config(seed=seed, sigma=not args.without_sigma)
+            if args.rehearse:
+                config, photos = changed(config, FEW), photos and photos[:8]
+            run = args.runs / name / f"seed {seed}{', without sigma' * args.without_sigma}"
+            if (run / "model").exists():
+                continue
+            listed = None
+            if photos is not None:
+                listed = args.runs / name / "photos.txt"
+                listed.parent.mkdir(parents=True, exist_ok=True)
+                listed.write_text("".join(f"{photo.name}\n" for photo in photos))
+            done = pretrain(
+                source, out=run, config=config, init=start, keep=listed, device=device, quiet=True
             )
-            similarity = similarity + votes.bonus(asked, targets)
-        index = similarity.argmax(1)
-        offset = peak_offset(similarity.reshape(-1, PLACES, PLACES), index)
-        found[row] = places[index] + offset * SIDE / PLACES
-    return found
+            print(f"{name}, {run.name}: {done.progress.seconds:.0f} s", flush=True)
 
 
-def changed(changes: Mapping[str, Any]) -> Config:
-    values = to_dict(preset("ours"))
-    for name, value in changes.items():
-        group, field = name.split(".")
-        values[group][field] = value
-    config: Config = from_dict(Config, values)
-    return replace(config, train=replace(config.train, checkpoint_every=10**9, compile="off"))
+# Models and sets.
 
 
-def measure(model: DenseFeatures, sets: Mapping[str, Pairs], voting: Voting) -> dict[str, Any]:
-    """Layers -> set -> PCK by nearest neighbour and with votes."""
-    scores: dict[str, Any] = {name: {} for name in LAYERS}
-    for name, pairs in sets.items():
-        maps = maps_of(model, pairs.images)
-        layers = {tap: similarities(some, pairs, voting.grid) for tap, some in maps.items()}
-        for mixture, weights in LAYERS.items():
-            both = mixed(layers, weights)
-            ways = (("nearest", None), ("voting", voting))
-            scores[mixture][name] = {way: pck(pairs, located(*both, pairs, v)) for way, v in ways}
+def load_sets(args: argparse.Namespace, device: torch.device) -> dict[str, Pairs]:
+    val, train = development_pairs(args.pf_pascal)
+    birds = [replace(pair, category="bird") for pair in load_pairs(args.birds / "pairs.csv")]
+    lists: dict[str, list[Pair]] = {"pf-pascal": val + train, "birds": birds}
+    most = 4 if args.rehearse else None
+    return {name: load_squares(pairs[:most], device) for name, pairs in lists.items()}
+
+
+def models(
+    args: argparse.Namespace, device: torch.device
+) -> Iterator[tuple[str, DenseFeatures, tuple[str, ...]]]:
+    """Title, model and the sets it is measured on; first the untrained one."""
+    torch.manual_seed(0)
+    untrained = DenseFeatures.create(preset("ours").model, init=args.init)
+    both = ("pf-pascal", "birds")
+    yield "untrained", untrained.eval().to(device), both
+    for name, recipe in RECIPES.items():
+        for folder in sorted((args.runs / name).glob("seed */model")):
+            sets = both if recipe.folder == "voc" else (recipe.folder,)
+            model = DenseFeatures.from_pretrained(folder, device=device)
+            yield f"{name}, {folder.parent.name}", model, sets
+
+
+def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Model -> set -> layers -> way -> PCK at 0.05 and 0.1."""
+    sets, scores = load_sets(args, device), dict[str, Any]()
+    for title, model, names in models(args, device):
+        scores[title] = {}
+        for name in names:
+            pairs = sets[name]
+            layers = similarities(model, pairs, Voting().grid)
+            scores[title][name] = {
+                mixture: {way: pck(pairs, located(mixed(layers, weights), pairs, voting))
+                          for way, voting in WAYS.items()}
+                for mixture, weights in LAYERS.items()
+            }  # fmt: skip
+        print(title, {name: table[CHOSEN] for name, table in scores[title].items()}, flush=True)
     return scores
 
 
+# The search.
+
+
+def draw_voting(generator: random.Random) -> PairVoting:
+    pick = generator.choice
+    voting = Voting(
+        temperature=pick([0.008, 0.012, 0.015, 0.02, 0.03]), reach=pick([0.2, 0.25, 0.35, 0.5]),
+        blur=pick([1.0, 1.5, 2.0, 2.5]), weight=pick([0.15, 0.2, 0.3, 0.4]),
+        floor=pick([0.03, 0.05, 0.1, 0.2]),
+    )  # fmt: skip
+    return PairVoting(
+        voting, angles=pick([(0.0,), (0.0, -15.0, 15.0), (0.0, -20.0, 20.0)]),
+        scales=pick([(1.0,), (1.0, 0.8, 1.25)]), leaning=pick([0.6, 0.75, 0.85, 0.95]),
+        sized=pick([0.6, 0.75, 0.85, 0.95]), mirrored=pick([0.7, 0.8, 0.9, 1.0]),
+        agreement=pick([0.0, 0.5, 1.0, 2.0]), facing=pick([0.0, 0.0, 0.5, 1.0, 2.0, 4.0]),
+        coarse=pick([1.0, 2.0]),
+    )  # fmt: skip
+
+
+def draw_layers(generator: random.Random) -> dict[str, float]:
+    """Weights of some layers; the descriptors are always among them."""
+    shares = (0.0, 0.3, 0.5, 1.0)
+    drawn = {tap: generator.choice(shares) for tap in TAPS}
+    return {"descriptors": generator.choice(shares[1:])} | {k: w for k, w in drawn.items() if w}
+
+
+def search(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """The best settings of votes, then the best layers with them: on half of the pairs, on all."""
+    sets, generator, known = load_sets(args, device), random.Random(1), {}
+    for recipe, name, _ in GROUPS:
+        folder = args.runs / recipe / "seed 0" / "model"
+        model = DenseFeatures.from_pretrained(folder, device=device)
+        known[recipe, name] = similarities(model, sets[name], Voting().grid)
+
+    def row(weights: Mapping[str, float], voting: PairVoting, step: int) -> dict[str, Any]:
+        scores, goal = {}, 0.0
+        for recipe, name, share in GROUPS:
+            layers = {k: (p[::step], c[::step]) for k, (p, c) in known[recipe, name].items()}
+            pairs = sets[name].every(step)
+            scores[f"{name}, {recipe}"] = score = pck(
+                pairs, located(mixed(layers, weights), pairs, voting)
+            )
+            goal += share * score[1]
+        return {"goal": round(goal, 2), "layers": weights, "pck": scores, "settings": voting}
+
+    def best(tries: list[tuple[dict[str, float], PairVoting]]) -> tuple[list[Any], list[Any]]:
+        rows = sorted((row(*one, 2) for one in tries), key=lambda one: -one["goal"])
+        again = [row(one["layers"], one["settings"], 1) for one in rows[:10]]
+        return rows[:20], sorted(again, key=lambda one: -one["goal"])
+
+    mixtures, tries = list(LAYERS.values()), range(args.tries)
+    votes = best([(generator.choice(mixtures), draw_voting(generator)) for _ in tries])
+    chosen = votes[1][0]["settings"]
+    layers = best([(draw_layers(generator), chosen) for _ in tries])
+    parts: dict[str, Any] = {"tries of each": args.tries}
+    for what, (half, whole) in (("settings", votes), ("layers", layers)):
+        for pairs, rows in (("every second pair", half), ("all pairs", whole)):
+            plain = [one | {"settings": asdict(one["settings"])} for one in rows]
+            parts[f"{what}, {pairs}"] = plain
+    return parts
+
+
+# Cycles.
+
+
+def cycles(args: argparse.Namespace, device: torch.device, known: Any) -> dict[str, Any]:
+    """What comes back of each model, and its rank correlation with PCK@0.1 of `measure`."""
+    from scipy.stats import spearmanr
+
+    sets, back = load_sets(args, device), dict[str, Any]()
+    chosen = {name: triples(pairs.categories, 4 if args.rehearse else 300)
+              for name, pairs in sets.items()}  # fmt: skip
+    weights = LAYERS[CHOSEN]
+    for title, model, names in models(args, device):
+
+        def look(images: torch.Tensor, model: DenseFeatures = model) -> list[Any]:
+            maps = seen(model, images, ("res4e",))
+            return [(maps[name], w / sum(weights.values())) for name, w in weights.items()]
+
+        back[title] = {name: returned(look, sets[name].images, chosen[name]) for name in names}
+        print(title, back[title], flush=True)
+    ranks: dict[str, Any] = {}
+    for name in sets:
+        titles = [title for title in back if name in back[title] and name in known.get(title, {})]
+        ranks[name] = {"models": len(titles)}
+        for way in ("nearest", "voting"):
+            scores = [known[title][name][CHOSEN][way][1] for title in titles]
+            ranks[name][way] = {
+                kind: round(float(spearmanr(scores, [back[t][name][kind] for t in titles])[0]), 3)
+                for kind in ("mirrored", "shifted", "same")
+            }
+    return {"returned": back, "rank correlation with pck@0.1": ranks}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--pf-pascal", "--birds", "--photos", "--photos-of-birds", "--init", "--out"):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", choices=("train", "measure", "search", "cycles"))
+    for name in ("--birds", "--pf-pascal", "--init", "--runs"):
         parser.add_argument(name, type=Path, required=True)
-    parser.add_argument("--keep", type=Path, help="list of the photos to learn from")
+    parser.add_argument("--voc", type=Path)
     parser.add_argument("--recipes", nargs="*", default=list(RECIPES), choices=list(RECIPES))
-    parser.add_argument("--pairs", type=int, help="of each set only so many, for a try")
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--out", type=Path, default=Path("anyfolder.json"))
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--without-sigma", action="store_true")
+    parser.add_argument("--tries", type=int, default=800)
+    parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
     device = choose_device(None)
-    val, train = development_pairs(args.pf_pascal)
-    lists = {"pf-pascal": val + train, "birds": load_pairs(args.birds)}
-    sets = {name: load_squares(pairs[: args.pairs], device) for name, pairs in lists.items()}
-    metrics: dict[str, Any] = {}
-    for recipe in args.recipes:
-        for source, keep in ((args.photos, args.keep), (args.photos_of_birds, None)):
-            start = time.perf_counter()
-            with TemporaryDirectory() as folder:
-                done = pretrain(
-                    source, out=Path(folder) / "run", config=changed(RECIPES[recipe]), keep=keep,
-                    init=args.init, steps=args.steps, quiet=True, device=device,
-                )  # fmt: skip
-            title = f"{recipe}, trained on {'birds' if keep is None else 'photos'}"
-            metrics[title] = measure(done.model, sets, Voting())
-            metrics[title]["seconds"] = round(time.perf_counter() - start, 1)
-            print(title, metrics[title], flush=True)
-            write_json(args.out, {
-                "row": "search", "benchmark": "pf-pascal and birds", "split": "development pairs",
-                "metrics": metrics, "config": {"recipes": RECIPES, "layers": LAYERS},
-                "weights_sha256": None, **environment(device),
-            })  # fmt: skip
+    if args.stage == "train":
+        if args.voc is None and any(RECIPES[name].folder == "voc" for name in args.recipes):
+            parser.error("recipes of VOC need photos: pass --voc PHOTOS, or other --recipes")
+        train(args, device)
+        return
+    stored = json.loads(args.out.read_text())["metrics"] if args.out.exists() else {}
+    if args.stage == "cycles":
+        if "measure" not in stored:
+            raise SystemExit(f"{args.out} has no PCK to compare with; run `measure` first")
+        part = cycles(args, device, stored["measure"])
+    else:
+        part = {"measure": measure, "search": search}[args.stage](args, device)
+    recipes = {name: asdict(recipe) for name, recipe in RECIPES.items()}
+    write_json(args.out, {
+        "row": "search", "benchmark": "pf-pascal and birds", "split": "development pairs",
+        "metrics": stored | {args.stage: part},
+        "config": {"recipes": recipes, "layers": LAYERS, "light": asdict(LIGHT)},
+        "weights_sha256": None, **environment(device),
+    })  # fmt: skip
 
 
 if __name__ == "__main__":
