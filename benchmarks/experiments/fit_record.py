@@ -9,6 +9,7 @@ logarithms and floors, the votes, the peak's radius), so whoever changes one of 
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def made_with(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     write_json(FITS, {file_hash(model_folder(name) / FILE): made_with(name) for name in FITTED})
 
 
