@@ -146,8 +146,8 @@ def test_settings_that_cannot_be_are_refused() -> None:
             FewShot(seeds=seeds)
     with pytest.raises(ValueError, match="--batch is 0; use at least 1"):
         KeypointConfig(batch=0, least_steps=0)
-    for jitter in (0.5, -0.1):
-        with pytest.raises(ValueError, match="a side moves by less than half a box"):
+    for jitter, said in ((0.5, "a side moves by less than half a box"), (-0.1, "--jitter is -0.1")):
+        with pytest.raises(ValueError, match=said):
             KeypointConfig(jitter=jitter)
     assert KeypointConfig(jitter=0.0).jitter == 0
 
