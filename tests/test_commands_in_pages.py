@@ -96,14 +96,16 @@ def test_a_wrong_command_would_be_noticed() -> None:
 
 
 QUICKLY = {
+    "pretrain": "--preset small --steps 2",
+    "extract": "--batch 4",
     "match": "--count 9",
     "keypoints fit": "--size 64 --hidden 8 --least-steps 2 --epochs 1 --least-views 4",
     "keypoints predict": "--no-pictures",
     "evaluate self": "--count 4",
     "evaluate pairs": "--measures nearest voting --shifted nearest",
 }
-"""Commands that README shows, and what makes them quick; learning and the web page have tests of
-their own."""
+"""Commands that README shows, and what makes them quick; the web page, and relate, which needs the
+model that ships, have tests of their own."""
 
 
 def test_readme_s_commands_run_from_a_clean_folder(
