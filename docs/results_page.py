@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from surefeat.core.files import file_stem
 from surefeat.data.benchmarks import Convention
 from surefeat.measure.results import Result, Score, pck_score, read_result
 from surefeat.measure.tables import (
@@ -47,7 +48,7 @@ TITLES = {
     "ours@320": "**ours**, as it ships, 320 px",
     "ours@256+384": "ours, slower: seen at 256 and 384 px",
     "birds200@320": "ours, then trained on 200 other photos of birds, on a CPU",
-    "dinov2-s@322": "DINOv2 ViT-S/14, a third party's fine-tune, block 8, untrained by us",
+    "timm:vit_small_patch14_reg4_dinov2/block8@322": "DINOv2 ViT-S/14, see below, untrained by us",
     "one-way@320": "ours, one-way, 320 px",
     "vgg16-ours@320": "ours, VGG16, 320 px",
     "res4e@320": "res4e, untrained, 320 px",
@@ -118,7 +119,7 @@ def lines_of(benchmark: str, split: str = "test", *, folder: str = "") -> list[L
     lines = []
     folder = folder or FOLDERS.get(benchmark, benchmark)
     for row, title in TITLES.items():
-        name = f"{folder}/{benchmark}-{split}-{row}.json"
+        name = f"{folder}/{file_stem(benchmark, split, row)}.json"
         first = read(name)
         if first is None:
             continue

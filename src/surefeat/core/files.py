@@ -320,7 +320,7 @@ def check_settings(
 
 def file_stem(*parts: str) -> str:
     """Names joined into one name of a file, whatever they hold: it leads to no other folder."""
-    name = "-".join(parts).replace("/", "-").replace("\\", "-").replace("\0", "-").lstrip(".")
+    name = "-".join(parts).translate(dict.fromkeys(map(ord, "/\\:\0"), "-")).lstrip(".")
     return name.encode("utf-8", "backslashreplace").decode()[:200] or "unnamed"
 
 
