@@ -47,14 +47,17 @@ def test_keypoints_without_a_place_on_the_map_have_an_empty_one() -> None:
 
 
 @given(st.floats(-0.5, 5.5), st.floats(-0.5, 4.5))
-def test_peaks_find_any_point_of_a_target_within_a_quarter_of_a_cell(x: float, y: float) -> None:
+def test_peaks_find_any_point_of_a_target_within_about_a_quarter_of_a_cell(
+    x: float, y: float
+) -> None:
     point = torch.tensor([[[x, y]]])
     target = heatmaps(point, torch.tensor([[True]]), size=(5, 6))
     # Where four cells meet, each still has exp(-1).
     assert target.max() >= math.exp(-1) - 1e-5
     found, score = peaks(target)
     inside = point.clamp_min(0).minimum(torch.tensor([5.0, 4.0]))  # no cells beyond the outermost
-    assert (found - inside).norm() <= 0.251
+    # A quarter, and a little more where the second best cell falls below what a target keeps.
+    assert (found - inside).norm() <= 0.26
     assert score == target.max()
 
 
