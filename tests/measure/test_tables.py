@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from surefeat.core.files import file_stem
 from surefeat.measure.results import pck_score, read_result
 from surefeat.measure.tables import (
     class_table,
@@ -123,7 +124,7 @@ def test_every_result_says_where_it_comes_from(path: Path) -> None:
 @pytest.mark.parametrize("path", MATCHING + FEWSHOT, ids=lambda path: path.name)
 def test_a_row_is_one_run_of_one_clean_commit(path: Path) -> None:
     stored = read_result(path)
-    assert path.name == f"{stored['benchmark']}-{stored['split']}-{stored['row']}.json"
+    assert path.stem == file_stem(*(stored[key] for key in ("benchmark", "split", "row")))
     assert isinstance(stored["commit"], str)
     assert results_page.is_clean(stored)
     assert stored["device"] in ("cpu", "cuda")
