@@ -102,8 +102,8 @@ def pretrain(
     """Learn features and confidence from a folder, a list, tar shards or a COCO json.
 
     out: the run folder. config: by default preset `ours`, fitted to the folder and the machine;
-    fit: whether to fit a given one too (`fit_to`). init: as of `DenseFeatures.create`; None is
-    `shipped` where only the last stage learns, else what that says. images, crop, keep, categories,
+    fit: whether to fit a given one too (`fit_to`). init: as of `DenseFeatures.create`; None: as
+    `default_init` says. images, crop, keep, categories,
     context, min_side: as for data.sources.find_images.
     resume: continue the run in `out` exactly, with its own settings (but `steps` may change).
     overfit: learn this many images by heart, with the same views at every step.
