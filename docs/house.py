@@ -22,7 +22,7 @@ ROOMS = (
 )  # fmt: skip
 """Lowest first."""
 
-MOST_FILES, MOST_LINES, LEAST_MEDIAN = 95, 19_500, 180
+MOST_FILES, MOST_LINES, LEAST_MEDIAN = 97, 19_500, 180
 """Of the package without its models."""
 
 LONG_FUNCTION = 60

@@ -14,7 +14,7 @@ from reliability import calibration, halves
 
 from surefeat.core.files import file_hash
 from surefeat.match.points import matching_text
-from surefeat.match.search import Voting
+from surefeat.match.votes import Voting
 from surefeat.model.config import POINT_WEIGHTS, model_folder
 from surefeat.model.probability import FILE
 

@@ -37,12 +37,12 @@ def small_model() -> DenseFeatures:
 def short_resnet() -> DenseFeatures:
     """ResNet-50 with one block per stage, so that it exports in seconds, and lively batch norms."""
     torch.manual_seed(4)
-    model = DenseFeatures(ModelConfig(trunk="resnet50", stride_in_1x1=True, lower="res4a"))
+    model = DenseFeatures(ModelConfig("resnet50", stride_in_1x1=True, head="linear", lower="res4a"))
     trunk: Any = model.trunk
     for stage in (1, 2, 3, 4):
         setattr(trunk, f"layer{stage}", getattr(trunk, f"layer{stage}")[:1])
     trunk.taps = {name: width for name, width in trunk.taps.items() if name.endswith("a")}
-    trunk.last = "res5a"
+    trunk.last, model.seen = "res5a", ("res5a",)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean, -0.5, 0.5)

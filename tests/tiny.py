@@ -45,7 +45,7 @@ from surefeat.match.points import matching_text
 from surefeat.match.proposals import key_of, proposals_of
 from surefeat.match.proposals import write_proposals as store_proposals
 from surefeat.match.related import PAIR_SIGNS, POINT_SIGNS
-from surefeat.match.search import Voting
+from surefeat.match.votes import Voting
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.rows import Row, untrained_row
 from surefeat.model.config import POINT_WEIGHTS, ModelConfig
@@ -295,9 +295,9 @@ def write_pairs(folder: Path, *, count: int = 16, most: int = 6) -> Path:
 def write_model(folder: Path) -> Path:
     """A small network with random weights."""
     torch.manual_seed(1)
-    DenseFeatures(ModelConfig(trunk="small", channels=16, longest_side=SIZE)).save_pretrained(
-        folder
-    )
+    DenseFeatures(
+        ModelConfig(trunk="small", head="linear", channels=16, longest_side=SIZE)
+    ).save_pretrained(folder)
     return folder
 
 
@@ -479,7 +479,9 @@ QUICK = KeypointConfig(
 
 def feature_model(seed: int = 5) -> DenseFeatures:
     torch.manual_seed(seed)
-    return DenseFeatures(ModelConfig(trunk="small", lower="conv4", channels=16)).eval()
+    return DenseFeatures(
+        ModelConfig(trunk="small", head="linear", lower="conv4", channels=16)
+    ).eval()
 
 
 def write_labelled(folder: Path) -> Path:

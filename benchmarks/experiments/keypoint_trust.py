@@ -84,7 +84,7 @@ def _one_kind(objects: list[Labelled], category: Any) -> KeypointSet:
 def trials(
     model: DenseFeatures, learn: KeypointSet, test: KeypointSet, labels: list[int], *, seed: int
 ) -> list[Trial]:
-    config, device = KeypointConfig(), model.head.weight.device
+    config, device = KeypointConfig(), model.device
     cut = {"size": config.size, "device": device}
     objects = cut_objects(learn, jitter=config.jitter, **cut)
     others = cut_objects(test, jitter=0.0, **cut)

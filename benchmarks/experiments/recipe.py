@@ -29,7 +29,7 @@ from surefeat.data.benchmarks import load_benchmark
 from surefeat.data.keypoints import PASCAL3D_CLASSES as CLASSES
 from surefeat.learn.config import Config, preset
 from surefeat.learn.pretrain import pretrain
-from surefeat.match.search import Voting
+from surefeat.match.votes import Voting
 from surefeat.measure.evaluate import some_pairs
 from surefeat.measure.matching import measure
 from surefeat.measure.material import FeatureStore, memory_for_features, prepare_material

@@ -38,7 +38,8 @@ from surefeat.match.related import (
     point_signs,
     pooled_vector,
 )
-from surefeat.match.search import Side, Voting, prepare
+from surefeat.match.search import Side, prepare
+from surefeat.match.votes import Voting
 from surefeat.model.config import POINT_WEIGHTS, WEIGHTS, model_folder
 from surefeat.model.features import Features, compare_with
 from surefeat.model.network import DenseFeatures
@@ -112,9 +113,9 @@ class Seen:
             for name, features in zip(
                 part, self.model.extract(images, longest_side=self.side), strict=True
             ):
-                features = compare_with(self.cohort, features).to("cpu")
+                features = compare_with(self.cohort, features)
                 halves = features.descriptors.half(), features.lower.half()
-                empty = torch.zeros(0)
+                empty = features.descriptors.new_zeros(0)
                 kept = replace(features, descriptors=empty, lower=empty, reliability=None)
                 self.kept[name] = (*halves, kept)
 
@@ -141,6 +142,10 @@ def seen_before(file: Path | None, digest: str, model: DenseFeatures, side: int)
     return seen
 
 
+def on_cpu(signs: Signs) -> Signs:
+    return {name: values.cpu() for name, values in signs.items()}
+
+
 @torch.no_grad()
 def tabulate(cases: Sequence[Case], seen: Seen, centre: Tensor) -> Table:
     """Match every case's points, and collect all signs."""
@@ -154,12 +159,12 @@ def tabulate(cases: Sequence[Case], seen: Seen, centre: Tensor) -> Table:
         for rows, weighted in ((pairs, True), (plains, False)):
             signs = Agreement(*cells, weighted).signs()
             pooled = [pooled_vector(one, centre, weighted=weighted) for one in cells]
-            rows.append(signs | {"pooled": pooled[0] @ pooled[1]})
+            rows.append(on_cpu(signs | {"pooled": pooled[0] @ pooled[1]}))
         matches = match_points(side0.features, side1.features, case.points0)
         tensors = {k: v for k, v in vars(matches).items() if isinstance(v, Tensor)}
         agreement = Agreement(*cells)
-        points.append(point_signs(side0, side1, agreement, tensors))
-        error = (matches.points1 - case.points1).norm(dim=1)
+        points.append(on_cpu(point_signs(side0, side1, agreement, tensors)))
+        error = (matches.points1.cpu() - case.points1).norm(dim=1)
         right.append(error < RIGHT_WITHIN * max(case.photo1.size))
         number.append(torch.full((len(error),), index))
     return Table(
@@ -373,7 +378,7 @@ def main() -> None:
     args = parser.parse_args()
     start = time.perf_counter()
     about = environment(choose_device(None))  # before anything is written into the tree
-    model = DenseFeatures.from_pretrained(args.model)
+    model = DenseFeatures.from_pretrained(args.model, device=choose_device(None))
     model.reliability = model.cohort = None
     digest = file_hash(model_folder(args.model) / WEIGHTS)
     cases = all_cases(args.data, scale=args.scale, seed=args.seed)
@@ -388,7 +393,7 @@ def main() -> None:
     if args.features:
         stored = {"weights": digest, "side": side, "cohort": cohort, "kept": seen.kept}
         torch.save(stored, args.features)
-    centre = cohort.centre(POINT_WEIGHTS)
+    centre = cohort.centre(POINT_WEIGHTS).to(model.device)
     tables = {name: tabulate(some, seen, centre) for name, some in cases.items()}
     if args.tables:
         torch.save({name: vars(table) for name, table in tables.items()}, args.tables)

@@ -26,7 +26,8 @@ from surefeat.core.geometry import Frame
 from surefeat.match.dense import match_dense
 from surefeat.match.points import match_points
 from surefeat.match.regions import match_regions
-from surefeat.match.search import PEAK_RADIUS, Voting, even_grid, prepare, voting_grid
+from surefeat.match.search import PEAK_RADIUS, even_grid, prepare
+from surefeat.match.votes import Voting, voting_grid
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
 

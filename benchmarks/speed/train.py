@@ -122,7 +122,7 @@ def make_fixed_step(model: DenseFeatures, config: Config) -> Any:
             first, second, sigma0, sigma1, points1, config.loss, hold_sigma=hold, valid=valid
         )
 
-    if not compiles(config.train, model.head.weight.device):
+    if not compiles(config.train, model.device):
         return step
     return torch.compile(step, dynamic=False, mode="reduce-overhead")
 

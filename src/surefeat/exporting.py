@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefeat import __version__
@@ -89,7 +88,7 @@ class Extractor(nn.Module):
         if height % stride or width % stride:
             raise ValueError(f"height and width must be multiples of {stride}; resize the images")
         maps, lower = self.model.forward_with_lower(images)
-        return maps.descriptors, maps.uncertainty, F.normalize(lower.float(), dim=1)
+        return maps.descriptors, maps.uncertainty, lower
 
 
 class Finder(nn.Module):
@@ -100,8 +99,8 @@ class Finder(nn.Module):
         self.model, self.head = detector.model, detector.head
 
     def forward(self, crops: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        maps, lower = self.model.forward_with_lower(crops)
-        heat = self.head(side_by_side(maps, lower)).sigmoid()
+        maps, layers = self.model.forward_with_layers(crops)
+        heat = self.head(side_by_side(maps, layers)).sigmoid()
         cells, scores = peaks(heat)
         return grid_to_pixel(cells, crops.shape[-1] / heat.shape[-1]), scores, heat
 
@@ -164,7 +163,7 @@ def metadata(model: DenseFeatures) -> dict[str, str]:
     return {
         "surefeat": __version__,
         "trunk": model.config.trunk,
-        "lower": model.lower,
+        "lower": "+".join(model.lower),
         "stride": str(model.stride),
         "longest_side": str(model.config.longest_side),
         "sha256": model.weights_hash(),

@@ -263,7 +263,7 @@ def test_a_finer_lower_layer_is_averaged_to_the_cells_of_the_descriptors() -> No
     generator = torch.Generator().manual_seed(0)
     descriptors = F.normalize(torch.randn(2, 3, 4, 5, generator=generator), dim=1)
     lower = torch.randn(2, 6, 8, 10, generator=generator)
-    both = views_module.side_by_side(Maps(descriptors, torch.ones(2, 4, 5), 8), lower)
+    both = views_module.side_by_side(Maps(descriptors, torch.ones(2, 4, 5), 8), [lower])
     assert both.shape == (2, 9, 4, 5)
     assert torch.equal(both[:, :3], descriptors)
     torch.testing.assert_close(both[:, 3:], F.normalize(F.avg_pool2d(lower, 2), dim=1))

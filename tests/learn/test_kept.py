@@ -15,6 +15,7 @@ from surefeat.learn.kept import KeptViews, keep_views, kept_losses, photos_and_v
 from surefeat.learn.loss import held_steps, loss_of_maps, step_draws
 from surefeat.learn.pretrain import pretrain
 from surefeat.learn.warp import shared_points
+from surefeat.model.config import HeadKind, Trained
 from tiny import CPU, canvas, images, same_bits, small_model, tiny, weights
 
 
@@ -42,11 +43,12 @@ def test_kept_views_are_what_the_frozen_layers_say_of_rendered_photos(config: Co
     """A place of a photo looks alike in all its views: maps are read where the photo's point is."""
     plain = replace(config, colour=replace(config.colour, probability=0.0))
     kept, _ = views_of(plain)
-    assert kept.maps.dtype == torch.float16
+    (layer,) = kept.maps
+    assert layer.dtype == torch.float16
     count, views = photos_and_views(9, 12)
-    assert kept.to_source.shape[:2] == kept.maps.shape[:2] == (count, views)
+    assert kept.to_source.shape[:2] == layer.shape[:2] == (count, views)
     again, _ = views_of(plain)
-    assert torch.equal(kept.maps, again.maps)
+    assert torch.equal(layer, again.maps[0])
     # The points of two views that show one place of the photo, there and back.
     warp = compose(invert(kept.to_source[:, 1]), kept.to_source[:, 0])
     middle = torch.full((count, 1, 2), (config.warp.size - 1) / 2)
@@ -55,7 +57,7 @@ def test_kept_views_are_what_the_frozen_layers_say_of_rendered_photos(config: Co
     assert torch.allclose(photo0, photo1, atol=1e-3)
     assert bool((kept.to_source[:, :, 0, 0] < 0).any()), "none of the views is mirrored"
     assert bool((kept.to_source[:, ::2, 0, 0] > 0).all()), "a first view is mirrored"
-    assert sample(kept.maps[:, 0].float(), middle / 8).isfinite().all()
+    assert sample(layer[:, 0].float(), middle / 8).isfinite().all()
 
 
 def test_a_step_pairs_two_views_of_one_photo_by_their_own_warp(config: Config) -> None:
@@ -64,31 +66,36 @@ def test_a_step_pairs_two_views_of_one_photo_by_their_own_warp(config: Config) -
     kept, _ = views_of(config)
     (loss, sigma), *_ = kept_losses(model, kept, range(1), config)
     draws = step_draws(0, config, CPU)
-    views = kept.maps.shape[1]
+    views = kept.to_source.shape[1]
     first = [int(draw * views) for draw in draws.affine[:, 0, 0].tolist()]
     second = [
         (a + 1 + int(draw * (views - 1))) % views
         for a, draw in zip(first, draws.affine[:, 1, 0].tolist(), strict=True)
     ]
     assert all(a != b for a, b in zip(first, second, strict=True))
-    rows = batch_indices(0, batch=4, count=len(kept.maps), seed=config.train.seed).tolist()
+    rows = batch_indices(0, batch=4, count=len(kept.to_source), seed=config.train.seed).tolist()
     chosen = list(zip(rows, first, second, strict=True))
     warp = torch.stack(
         [compose(invert(kept.to_source[r, b][None]), kept.to_source[r, a][None])[0]
          for r, a, b in chosen]
     )  # fmt: skip
     points = shared_points(warp, draws, side=config.warp.size, count=config.loss.points)
-    maps = [kept.maps[r, a] for r, a, _ in chosen] + [kept.maps[r, b] for r, _, b in chosen]
-    whole = model.from_before_last(torch.stack(maps).float())
+    (layer,) = kept.maps
+    maps = [layer[r, a] for r, a, _ in chosen] + [layer[r, b] for r, _, b in chosen]
+    whole = model.from_frozen([torch.stack(maps).float()], config.train.trained)
     wanted, wanted_sigma = loss_of_maps(whole, points, config.loss, torch.tensor(False))
     assert loss.total.item() == pytest.approx(wanted.total.item(), abs=1e-6)
     assert torch.allclose(sigma, wanted_sigma)
 
 
-def test_the_two_halves_of_a_network_are_the_whole() -> None:
-    model = small_model(tiny())
+@pytest.mark.parametrize("trained", ["last", "head"])
+@pytest.mark.parametrize("kind", ["linear", "deep"])
+def test_the_two_halves_of_a_network_are_the_whole(trained: Trained, kind: HeadKind) -> None:
+    config = tiny()
+    model = small_model(replace(config, model=replace(config.model, head=kind)))
     picture = torch.rand(2, 3, 48, 64, generator=torch.Generator().manual_seed(0))
-    halves, whole = model.from_before_last(model.before_last(picture)), model(picture)
+    halves = model.from_frozen(model.frozen_maps(picture, trained), trained)
+    whole = model(picture)
     assert torch.allclose(halves.descriptors, whole.descriptors, atol=1e-6)
     assert torch.allclose(halves.uncertainty, whole.uncertainty, atol=1e-6)
 
@@ -112,11 +119,11 @@ def test_a_run_with_kept_views_learns_the_last_stage_alone_and_resumes_to_the_sa
     assert all(name.startswith(("head.", "trunk.layers.5.")) for name in changed)
 
 
-def test_views_are_kept_only_where_the_last_stage_alone_learns(
+def test_views_are_kept_only_where_the_layers_below_do_not_learn(
     config: Config, tmp_path: Path
 ) -> None:
     everything = replace(config, train=replace(config.train, trained="all"))
-    with pytest.raises(ValueError, match=r"--train\.trained last .* --train\.kept-views 0"):
+    with pytest.raises(ValueError, match=r"--train\.trained head, or --train\.kept-views 0"):
         pretrain(images(tmp_path / "p"), out=tmp_path / "run", config=everything, quiet=True)
 
 

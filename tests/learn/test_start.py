@@ -47,7 +47,7 @@ def test_the_shipped_model_can_be_started_from_by_any_of_its_names(init: str) ->
 
 def test_another_head_starts_anew_on_the_shipped_trunk() -> None:
     model = DenseFeatures.create(ModelConfig(channels=16), init="shipped")
-    assert model.head.weight.shape[0] == 17
+    assert model.head.last.weight.shape[0] == 17
     shipped = DenseFeatures.from_pretrained(device="cpu")
     assert same_bits(model.trunk.state_dict(), shipped.trunk.state_dict())
 

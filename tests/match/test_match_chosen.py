@@ -20,7 +20,8 @@ from surefeat.match.points import (
     quality,
     spread,
 )
-from surefeat.match.search import Voting, prepare
+from surefeat.match.search import prepare
+from surefeat.match.votes import Voting
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import compare_with
 from surefeat.model.probability import Reliability

@@ -17,7 +17,8 @@ from surefeat.match.points import (
     spread,
 )
 from surefeat.match.related import PAIR_SIGNS, POINT_SIGNS
-from surefeat.match.search import Voting, find, prepare_pair, vote_both_ways
+from surefeat.match.search import find, prepare_pair, vote_both_ways
+from surefeat.match.votes import Voting
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features, compare_with
 from surefeat.model.probability import Reliability
@@ -182,7 +183,8 @@ def test_votes_count_in_the_margin_and_not_in_the_score(pair: tuple[Features, Fe
     alike = side0.at(matches.points0) @ side1.vectors.T
     votes, _ = vote_both_ways(side0, side1, Voting())
     cells = side0.cells(matches.points0, votes.grid0), side1.cells(side1.points, votes.grid1)
-    total = alike + votes.bonus(*cells)
+    sigma = pair[0].confidence_at(matches.points0).reciprocal()
+    total = alike + votes.bonus(*cells, sigma)
     best = total.argmax(1)
     torch.testing.assert_close(matches.points1, side1.points[best])
     torch.testing.assert_close(matches.score, alike.gather(1, best[:, None])[:, 0])

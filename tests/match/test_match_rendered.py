@@ -36,7 +36,7 @@ def test_matches_and_dense_field_land_where_the_warp_says(name: str, voting: boo
     x, y = points.long().unbind(-1)
     for landed in (found.points1, dense.points1[y, x]):
         error = (landed - truth).norm(dim=-1)[inside]
-        assert error.median() < 4
+        assert error.median() < 4.5  # of cells of 16
         assert error.quantile(0.9 if voting else 0.7) < 16
     assert dense.points1.shape == (*size, 2)
     assert dense.score.shape == dense.confidence.shape == size

@@ -13,7 +13,7 @@ from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import match_dense
 from surefeat.match.points import Matches, match_points
 from surefeat.match.proposals import propose
-from surefeat.match.search import Voting
+from surefeat.match.votes import Voting
 from surefeat.model.features import Features
 from tiny import analytic, photo, smooth_photo
 

@@ -13,8 +13,8 @@ import torchvision
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from surefeat.model.config import ModelConfig
-from surefeat.model.network import DenseFeatures, _lower_layer
+from surefeat.model.config import HeadKind, ModelConfig
+from surefeat.model.network import DenseFeatures
 from surefeat.model.trunks import ResNet50, Vgg16, build_trunk, conv_bn
 from surefeat.model.weights import load_initial, read_weights, stride_in_1x1_of
 
@@ -84,13 +84,13 @@ def test_vgg_equals_torchvision_up_to_pool4() -> None:
 
 def test_vgg_with_conv5_equals_torchvision_and_adds_pool4_to_its_descriptors() -> None:
     theirs = _randomised(torchvision.models.vgg16(), 2)
-    model = DenseFeatures(ModelConfig(trunk="vgg16-conv5", channels=8)).eval()
+    model = DenseFeatures(ModelConfig(trunk="vgg16-conv5", channels=8, head="linear")).eval()
     load_initial_from(model.trunk, theirs.state_dict())
     with torch.inference_mode():
         found = model.trunk(_image(64), ("pool4", "conv5"))
         torch.testing.assert_close(found["conv5"], theirs.features[:30](_image(64)))
         torch.testing.assert_close(found["pool4"], theirs.features[:24](_image(64)))
-    assert (model.lower, model.stride) == ("pool4", 16)
+    assert (model.lower, model.stride) == (("pool4",), 16)
     model.set_trained("last")
     wanted = {f"trunk.features.{i}.weight" for i in (24, 26, 28)}
     assert learning_weights(model) == wanted | {"head.weight"}
@@ -129,7 +129,7 @@ def learning_weights(model: DenseFeatures) -> set[str]:
 
 
 def test_the_last_stage_of_vgg_is_its_last_three_convolutions() -> None:
-    model = DenseFeatures(ModelConfig(trunk="vgg16", channels=8))
+    model = DenseFeatures(ModelConfig(trunk="vgg16", channels=8, head="linear"))
     model.set_trained("last")
     wanted = {f"trunk.features.{i}.weight" for i in (17, 19, 21)}
     assert learning_weights(model) == wanted | {"head.weight"}
@@ -173,7 +173,7 @@ def test_timm_trunks_take_any_size_and_keep_their_stride(name: str) -> None:
     stride, lower, share = TIMM[name]
     torch.manual_seed(0)
     model = DenseFeatures(ModelConfig(trunk=f"timm:{name}", channels=8)).eval()
-    assert (model.stride, model.lower) == (stride, lower)
+    assert (model.stride, model.lower) == (stride, (lower,))
     with torch.inference_mode():
         for height, width in ((64, 96), (70, 99), (112, 70)):
             maps, below = model.forward_with_lower(torch.rand(1, 3, height, width))
@@ -195,7 +195,7 @@ def test_the_last_blocks_of_a_vision_transformer_learn_and_no_others() -> None:
     blocks = {name.split(".")[3] for name in learning_weights(model) if "blocks" in name}
     assert blocks == {"9", "10", "11"}
     others = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert all("blocks" in name or name.split(".")[-2] in ("norm", "head") for name in others)
+    assert all("blocks" in name or ".norm." in name or name.startswith("head.") for name in others)
 
 
 def test_tokens_of_a_transformer_lie_where_their_patch_does() -> None:
@@ -327,26 +327,33 @@ def test_only_the_chosen_layers_learn() -> None:
     assert not any(m.training for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     model.set_trained("head")
     learning = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert learning == {"head.weight", "head.bias"}
+    assert learning == {f"head.{name}" for name in model.head.state_dict()}
 
 
-def test_sigma_starts_near_one_and_descriptors_are_unit() -> None:
-    model = DenseFeatures(ModelConfig(trunk="small", lower="conv4", channels=8)).eval()
+@pytest.mark.parametrize("head", ["linear", "deep"])
+def test_sigma_starts_near_one_and_descriptors_are_unit(head: HeadKind) -> None:
+    model = DenseFeatures(ModelConfig(trunk="small", lower="conv4", channels=8, head=head)).eval()
     with torch.inference_mode():
         maps = model(torch.rand(2, 3, 64, 64))
     assert maps.uncertainty.median().item() == pytest.approx(1, abs=0.2)
     # Its weights are a tenth of the others', so that it hardly differs from place to place.
-    spread = model.head.weight.detach().flatten(1).std(1)
+    spread = model.head.last.weight.detach().flatten(1).std(1)
     assert float(spread[-1] / spread[:-1].mean()) == pytest.approx(0.1, rel=0.2)
     torch.testing.assert_close(maps.descriptors.norm(dim=1), torch.ones(2, 8, 8))
 
 
-def test_each_trunk_has_its_lower_layer() -> None:
-    layers = {"resnet50": "res4e", "vgg16": "pool4", "vgg16-conv5": "pool4", "small": "conv4"}
-    for trunk, layer in layers.items():
-        assert _lower_layer(ModelConfig(trunk=trunk), ["res4c", "res4e"]) == layer
-    assert _lower_layer(ModelConfig(trunk="timm:x"), ["a", "b", "c"]) == "b"
-    assert _lower_layer(ModelConfig(lower="res4c"), ["res4c", "res4e"]) == "res4c"
+def test_each_trunk_has_its_lower_layers() -> None:
+    layers = {"vgg16": ("pool4",), "vgg16-conv5": ("pool4",), "small": ("conv4",)}
+    for trunk, wanted in layers.items():
+        assert DenseFeatures(ModelConfig(trunk=trunk)).lower == wanted
+    assert DenseFeatures(ModelConfig()).lower == ("res4e", "res5c")
+    assert DenseFeatures(ModelConfig(head="linear")).lower == ("res4e",)
+    assert DenseFeatures(ModelConfig(trunk="small", lower="conv2+conv5")).lower == (
+        "conv2",
+        "conv5",
+    )
+    with pytest.raises(ValueError, match="small has no layer 'res4c'; choose auto"):
+        DenseFeatures(ModelConfig(trunk="small", lower="conv2+res4c"))
 
 
 def test_reading_at_cell_centres_gives_the_cells() -> None:

@@ -17,7 +17,7 @@ from torchvision.ops import roi_pool
 
 from surefeat.core.geometry import Frame
 from surefeat.match.points import match_points, matching_text
-from surefeat.match.search import Voting
+from surefeat.match.votes import Voting
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features, compare_with, stack_boxes, stack_points
 from tiny import a_cohort, a_reliability

@@ -16,7 +16,7 @@ from PIL import Image
 
 from surefeat.core.files import file_hash
 from surefeat.match.points import match_points, matching_text
-from surefeat.match.search import Voting
+from surefeat.match.votes import Voting
 from surefeat.model.config import (
     POINT_WEIGHTS,
     SETTINGS,
@@ -30,7 +30,7 @@ from surefeat.model.probability import Cohort, Logistic, Reliability
 from surefeat.model.weights import quantise, widen
 from tiny import a_cohort, a_reliability
 
-SMALL = ModelConfig(trunk="small", channels=8, longest_side=64)
+SMALL = ModelConfig(trunk="small", head="linear", channels=8, longest_side=64)
 
 
 @pytest.fixture
@@ -280,13 +280,11 @@ def test_sigma_never_falls_below_its_floor(small: DenseFeatures) -> None:
 
 
 def test_an_unknown_lower_layer_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="choose auto or one of conv1"):
+    with pytest.raises(ValueError, match=r"choose auto, or of conv1, .* one or several"):
         DenseFeatures(ModelConfig(trunk="small", lower="res4c"))
 
 
-@pytest.mark.parametrize(
-    ("name", "channels"), [(None, 1024), ("resnet50", 1024), ("one-way", 1024), ("vgg16", 512)]
-)
+@pytest.mark.parametrize(("name", "channels"), [(None, 3072), ("resnet50", 3072), ("vgg16", 512)])
 def test_shipped_models_are_whole_and_load_without_network(name: str | None, channels: int) -> None:
     folder = model_folder(name)
     settings = json.loads((folder / SETTINGS).read_text())

@@ -37,7 +37,7 @@ class EvaluateFewShot:
     """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, NAME=FOLDER for
     another trained model, or timm:NETWORK/TAP for a layer of a timm network."""
     model: str | None = None
-    """Of the row ours: model or run folder, or one that ships (resnet50, one-way, vgg16)."""
+    """Of the row ours: model or run folder, or one that ships (resnet50, vgg16)."""
     init: tuple[str, ...] = ("imagenet",)
     """ImageNet weights of the untrained rows: imagenet (downloaded), or files, one per trunk."""
     raw: bool = False
@@ -140,7 +140,7 @@ class EvaluateMatching:
     """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, res4e, sift, hog,
     or NAME=FOLDER for another trained model."""
     model: str | None = None
-    """Of the row ours: model or run folder, or one that ships (resnet50, one-way, vgg16)."""
+    """Of the row ours: model or run folder, or one that ships (resnet50, vgg16)."""
     init: tuple[str, ...] = ("imagenet",)
     """ImageNet weights of the untrained rows: imagenet (downloaded), or files, one per trunk."""
     out: Path = Path("results")

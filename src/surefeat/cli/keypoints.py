@@ -33,7 +33,7 @@ class KeypointsFit:
     categories: tuple[str, ...] | None = None
     """Learn only these categories; by default all that have labels."""
     model: str | None = None
-    """With the features: model or run folder, or one that ships (resnet50, one-way, vgg16)."""
+    """With the features: model or run folder, or one that ships (resnet50, vgg16)."""
     device: Device = None
     json: Json = False
     seed: int = 0
@@ -85,7 +85,7 @@ class KeypointsPredict:
     pictures: bool = True
     """Draw every photo with its keypoints."""
     model: str | None = None
-    """The model it was fitted with: folder, or one that ships (resnet50, one-way, vgg16)."""
+    """The model it was fitted with: folder, or one that ships (resnet50, vgg16)."""
     device: Device = None
     json: bool = False
     """Print the keypoints as JSON instead of a summary."""

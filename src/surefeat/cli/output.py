@@ -13,7 +13,7 @@ Device = Annotated[str | None, arg(help="cuda, cpu, mps; by default the best the
 
 Json = Annotated[bool, arg(help="Print the result as JSON.")]
 
-_MODEL = "Model or run folder, one that ships (resnet50, one-way, vgg16), or hub:OWNER/NAME."
+_MODEL = "Model or run folder, one that ships (resnet50, vgg16), or hub:OWNER/NAME."
 
 Model = Annotated[str | None, arg(help=_MODEL)]
 

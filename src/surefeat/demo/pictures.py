@@ -17,7 +17,8 @@ from surefeat.core.geometry import cell_centres
 from surefeat.core.image import decode, problem, read_bytes
 from surefeat.match.dense import warp_image
 from surefeat.match.points import Matches
-from surefeat.match.search import PEAK_RADIUS, Voting, even_grid, prepare, vote
+from surefeat.match.search import PEAK_RADIUS, even_grid, prepare, vote
+from surefeat.match.votes import Voting
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
@@ -86,7 +87,8 @@ def best_places(
     cells0 = side0.cells(match.points0, votes.grid0)
     cells1 = side1.cells(side1.points, votes.grid1)
     similarity = (side0.at(match.points0) @ side1.vectors.T)[0]
-    score = similarity + votes.bonus(cells0, cells1)[0]
+    sigma = features0.confidence_at(match.points0).reciprocal()
+    score = similarity + votes.bonus(cells0, cells1, sigma)[0]
     radius = PEAK_RADIUS * max(features1.frame.original)
     free, index = score.clone(), [int(score.argmax())]
     while len(index) <= ALTERNATIVES:

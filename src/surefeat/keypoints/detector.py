@@ -105,7 +105,7 @@ class KeypointDetector:
         if not isinstance(annotations, KeypointSet):
             annotations = read_coco(annotations, images=images)
         labelled = _usable(annotations, config, stride=model.stride)
-        device = model.head.weight.device
+        device = model.device
         objects = cut_objects(labelled, size=config.size, jitter=config.jitter, device=device)
         store = ViewStore(objects, describe(model), config, seed=seed, quiet=quiet)
         views, rows = store.views_of(torch.arange(len(objects)), seed=seed)
@@ -195,7 +195,7 @@ class KeypointDetector:
     def _find(self, work: Iterable[Work], threshold: float) -> Iterator[Labelled]:
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold is {threshold}; confidences are between 0 and 1")
-        device, size = self.model.head.weight.device, self.config.size
+        device, size = self.model.device, self.config.size
         spans = channels(self.categories)
         cut = ((crop(pixels.cpu(), item.box, size=size), item) for pixels, item in work)
         while batch := list(islice(cut, BATCH.get(device.type, 16))):
@@ -283,7 +283,7 @@ class KeypointDetector:
         known = {name: state.pop(name) for name in list(state) if name.startswith(_EXAMPLES)}
         head.load_state_dict(state)
         config = from_dict(KeypointConfig, settings["config"])
-        device = model.head.weight.device
+        device = model.device
         labelled = {name.removeprefix(_EXAMPLES): value for name, value in known.items()}
         examples = Examples(**labelled).to(device) if labelled else None
         fitted = settings.get("trust")
@@ -314,7 +314,7 @@ def _no_examples(size: int, keypoints: int) -> Examples:
 def fingerprint(model: DenseFeatures) -> dict[str, str]:
     """What must agree for a head to understand a model's features."""
     digest = hashlib.sha256(pack_tensors(model.state_dict())).hexdigest()
-    return {"trunk": model.config.trunk, "lower": model.lower, "sha256": digest}
+    return {"trunk": model.config.trunk, "lower": "+".join(model.lower), "sha256": digest}
 
 
 def check_free(folder: Path) -> None:

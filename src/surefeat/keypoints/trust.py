@@ -66,8 +66,8 @@ def see(model: DenseFeatures, crops: Tensor) -> SeenCrops:
     kind = crops.device.type
     with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
         crops = crops.contiguous(memory_format=torch.channels_last)
-        maps, lower = model.forward_with_lower(crops.float() / 255)
-    return SeenCrops(side_by_side(maps, lower), maps.uncertainty.float().reciprocal())
+        maps, layers = model.forward_with_layers(crops.float() / 255)
+    return SeenCrops(side_by_side(maps, layers), maps.uncertainty.float().reciprocal())
 
 
 def see_objects(model: DenseFeatures, objects: CutObjects, *, size: int) -> SeenCrops:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,14 +48,17 @@ _LOG = logging.getLogger(__name__)
 
 
 def describe(model: DenseFeatures) -> FeatureFunction:
-    """What a detector sees of crops: both of a frozen model's layers."""
-    return lambda crops: side_by_side(*model.forward_with_lower(crops.float() / 255))
+    """What a detector sees of crops: descriptors and lowest layer of a frozen model."""
+    return lambda crops: side_by_side(*model.forward_with_layers(crops.float() / 255))
 
 
-def side_by_side(maps: Maps, lower: Tensor) -> Tensor:
-    """Descriptors and the lower layer as (B, C + D, h, w), each unit length per cell."""
+def side_by_side(maps: Maps, layers: Sequence[Tensor]) -> Tensor:
+    """Descriptors and the lowest layer as (B, C + D, h, w), each unit length per cell.
+
+    The higher ones, which matching adds too, would only make the head larger.
+    """
     size = (maps.descriptors.shape[-2], maps.descriptors.shape[-1])
-    lower = lower.float()
+    lower = layers[0].float()
     if lower.shape[-2:] != size:  # some trunks' lower layer is finer
         lower = F.adaptive_avg_pool2d(lower, size)
     return torch.cat([maps.descriptors.float(), F.normalize(lower, dim=1)], dim=1)

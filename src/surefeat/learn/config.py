@@ -29,7 +29,7 @@ class WarpConfig:
     """Largest shift either way, in half sides of the view; paper 0.5 [M]."""
     zoom: tuple[float, float] = (0.7, 1.3)
     """Side of the view over that of the image, before the linear part; paper 9/16 [M]."""
-    mirrored: float = 0.2
+    mirrored: float = 0.1
     """Share of pairs whose second view is mirrored left to right against the first: things in
     photos face either way. The paper has none [M]."""
 
@@ -82,13 +82,13 @@ class TrainConfig:
     """Optimiser steps; a plateau may stop earlier. On VOC more gained nothing [M]."""
     batch: int = 64
     """Image pairs per step, over all processes [C]."""
-    trained: Trained = "last"
+    trained: Trained = "head"
     """all layers, the last stage (res5) and the head, or the head alone; the paper: all [M]."""
     optimiser: Literal["adagrad", "adamw"] = "adamw"
     """The paper: AdaGrad, lr 1e-3, weight decay 5e-4, which on res5 gives the same [M]."""
     lr: float = 1e-4
     """Of the trunk [M]; AdaGrad in the paper 1e-3."""
-    head_lr: float = 1e-3
+    head_lr: float = 5e-4
     """Of the head [M]."""
     weight_decay: float = 5e-4
     """Share of the weights that a step takes off, times the rate [P]."""
@@ -180,24 +180,27 @@ def preset(name: Preset) -> Config:
                 decay="cosine", log_every=10, check_every=0, checkpoint_every=20, kept_views=1200,
             ),
         )  # fmt: skip
+    linear = replace(ours.model, head="linear", lower="res4c")
     if name == "one-way":
-        model = replace(ours.model, lower="res4c")
-        return replace(ours, model=model, warp=replace(ours.warp, mirrored=0.0))
+        train = replace(ours.train, trained="last", head_lr=1e-3)
+        return replace(ours, model=linear, warp=replace(ours.warp, mirrored=0.0), train=train)
     if name == "paper":
         wide = replace(
             ours.warp, size=224, rotation=30.0, linear=0.5, translation=0.5, zoom=(9 / 16, 9 / 16),
             mirrored=0.0,
         )  # fmt: skip
         printed = replace(
-            ours.train, trained="all", optimiser="adagrad", lr=1e-3, lr_warmup=0, clip=0.0,
-            patience=2000, steps=20_000,
+            ours.train, trained="all", optimiser="adagrad", lr=1e-3, head_lr=1e-3, lr_warmup=0,
+            clip=0.0, patience=2000, steps=20_000,
         )  # fmt: skip
         loss, data = replace(ours.loss, ignore_radius=30.0), replace(ours.data, side=256)
-        model = replace(ours.model, lower="res4c")
-        return replace(ours, model=model, warp=wide, loss=loss, train=printed, data=data)
+        return replace(ours, model=linear, warp=wide, loss=loss, train=printed, data=data)
     if name == "small":
         return replace(
-            ours, model=replace(ours.model, trunk="small", channels=32, longest_side=128),
+            ours,
+            model=replace(
+                ours.model, trunk="small", head="linear", channels=32, longest_side=128
+            ),
             warp=replace(ours.warp, size=96, mirrored=0.0),
             loss=replace(ours.loss, points=256, ignore_radius=12.0, sigma_warmup=200),
             train=replace(
@@ -212,7 +215,7 @@ def preset(name: Preset) -> Config:
 def fit_to(config: Config, *, photos: int, cpu: bool) -> Config:
     """What stands as in `ours` is set for this machine and so many photos; the rest is kept."""
     ours = preset("ours")
-    kept = config.train.trained == "last" and config.model.trunk in SHIPPED_TRUNKS
+    kept = config.train.trained != "all" and config.model.trunk in SHIPPED_TRUNKS
     fitted = preset("quick") if cpu and kept else ours
     if not cpu:
         # 400 photos of birds had learned as much after 250 steps as after 500; VOC wants 500.

@@ -1,8 +1,8 @@
 """Views kept as the frozen layers see them: a small folder is learned in minutes on a CPU.
 
-Where only the last stage learns, everything below it says the same of a view at every step. So a
-few views of each photo are drawn and sent through the frozen layers once; a step pairs two views of
-one photo and runs the last stage and the head alone.
+Where only the head learns, or the last stage too, everything below says the same of a view at every
+step. So a few views of each photo are drawn and sent through the frozen layers once; a step pairs
+two views of one photo and runs what learns alone.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _CHUNK = 4
 
 @dataclass(frozen=True)
 class KeptViews:
-    """Views of N photos, V each, as the last stage gets them."""
+    """Views of N photos, V each, as what learns gets them."""
 
-    maps: Tensor
-    """(N, V, C, h, w), half precision: the layer below the last stage."""
+    maps: tuple[Tensor, ...]
+    """(N, V, C, h, w) each, half precision: of `DenseFeatures.frozen_maps`."""
     to_source: Tensor
     """(N, V, 2, 3): view pixels -> photo pixels."""
 
@@ -49,11 +49,12 @@ def keep_views(
     model: DenseFeatures, batches: Batches, config: Config, *, quiet: bool = True
 ) -> KeptViews:
     """Draw and look at `train.kept_views` views in all, of photos chosen by the seed."""
-    device, seed = model.head.weight.device, config.train.seed
+    device, seed, trained = model.device, config.train.seed, config.train.trained
     count, views = photos_and_views(len(batches.pixels), config.train.kept_views)
     order = torch.randperm(len(batches.pixels), generator=torch.Generator().manual_seed(seed))
     generator = torch.Generator(device=device).manual_seed(seed * 1_000_003 + 3)
-    maps, to_source = [], []
+    layers: list[list[Tensor]] = []
+    to_source = []
     with progress.bar(total=count, desc="looking at views", unit="img", quiet=quiet) as bar:
         for rows in torch.split(order[:count], _CHUNK):
             pixels = batches.pixels[rows.to(batches.pixels.device)].to(device).float() / 255
@@ -65,19 +66,20 @@ def keep_views(
                 for i in (0, 1):
                     view = render(pixels, sizes, both[:, i], side=config.warp.size)
                     view = change_colour(view, draws.colour[:, i], config.colour)
-                    seen.append(model.before_last(view).half())
+                    seen.append([maps.half() for maps in model.frozen_maps(view, trained)])
                     placed.append(both[:, i])
-            maps.append(torch.stack(seen, 1))
+            layers.append([torch.stack(views_of, 1) for views_of in zip(*seen, strict=True)])
             to_source.append(torch.stack(placed, 1))
             bar.update(len(rows))
-    return KeptViews(torch.cat(maps), torch.cat(to_source))
+    maps = tuple(torch.cat(chunks) for chunks in zip(*layers, strict=True))
+    return KeptViews(maps, torch.cat(to_source))
 
 
 def kept_losses(
     model: DenseFeatures, kept: KeptViews, steps: range, config: Config
 ) -> Iterator[tuple[PairLoss, Tensor]]:
     """Of each step: two views of every photo of a batch, all pairs of their points."""
-    device, seed = kept.maps.device, config.train.seed
+    device, seed, trained = kept.to_source.device, config.train.seed, config.train.trained
     count, views = kept.to_source.shape[:2]
     for step in steps:
         draws = step_draws(step, config, device)
@@ -87,6 +89,9 @@ def kept_losses(
         to_source0, to_source1 = (kept.to_source[rows, view] for view in (first, second))
         warp = compose(invert(to_source1), to_source0)
         points = shared_points(warp, draws, side=config.warp.size, count=config.loss.points)
-        maps = torch.cat([kept.maps[rows, view] for view in (first, second)]).float()
+        maps = [
+            torch.cat([layer[rows, view] for view in (first, second)]).float()
+            for layer in kept.maps
+        ]
         hold = torch.full((), step < held_steps(config), device=device)
-        yield loss_of_maps(model.from_before_last(maps), points, config.loss, hold)
+        yield loss_of_maps(model.from_frozen(maps, trained), points, config.loss, hold)

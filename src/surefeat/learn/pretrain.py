@@ -315,7 +315,7 @@ def train(
     check: label-free check, called every `check_every` steps; shown: of `loop.progress_bar`;
     overfit: the same images and views at every step, to see that a few can be learned by heart.
     """
-    settings, device = config.train, model.head.weight.device
+    settings, device = config.train, model.device
     model.set_trained(settings.trained, batch_norm=settings.batch_norm)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)
@@ -364,9 +364,10 @@ def _kept_views(
     model: DenseFeatures, batches: Feed, config: Config, *, part: Part, quiet: bool
 ) -> KeptViews:
     """Views as the frozen layers see them, where there are frozen layers and one process."""
-    if config.train.trained != "last" or not model.trunk.before_last:
-        fix = "pass --train.trained last and a trunk other than timm's, or --train.kept-views 0"
-        raise ValueError(f"views can be kept only where the last stage alone learns; {fix}")
+    trained = config.train.trained
+    if trained == "all" or (trained == "last" and not model.trunk.before_last):
+        fix = "pass --train.trained head, or --train.kept-views 0"
+        raise ValueError(f"views can be kept only where the layers below do not learn; {fix}")
     if part.world > 1 or not isinstance(batches, Batches):
         fix = "pass --train.kept-views 0"
         raise ValueError(f"kept views are for one process and photos that fit in memory; {fix}")
@@ -396,7 +397,7 @@ def _shared(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module:
             "statistics of a batch shared by processes would differ between them; "
             "pass --train.batch-norm frozen, or train with one process"
         )
-    device = model.head.weight.device
+    device = model.device
     ids = [device.index] if device.type == "cuda" else None
     # Frozen statistics never differ, and writing them anew would void the filters folded with them.
     return nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)

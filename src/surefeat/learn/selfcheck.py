@@ -79,7 +79,7 @@ def self_check(
     batch: int = 16,
 ) -> SelfCheck:
     """Check a model on a canvas of held-out images: (N, 3, S, S) uint8 with (N, 2) sizes."""
-    device = model.head.weight.device
+    device = model.device
     rows: list[Tensor] = []
     for start in range(0, len(pixels), batch):
         part = slice(start, start + batch)

@@ -15,7 +15,8 @@ from torch import Tensor
 from surefeat.core.geometry import cell_centres, sample
 from surefeat.match.regions import RegionMatches
 from surefeat.match.sd_filter import sd_filter
-from surefeat.match.search import Voting, even_grid, find, join, prepare_pair, vote
+from surefeat.match.search import even_grid, find, join, prepare_pair, vote
+from surefeat.match.votes import Voting
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
 

@@ -14,16 +14,8 @@ import torch
 from torch import Tensor
 
 from surefeat.match.related import judge
-from surefeat.match.search import (
-    POSES,
-    Peaks,
-    Side,
-    Votes,
-    Voting,
-    find,
-    prepare_pair,
-    vote_both_ways,
-)
+from surefeat.match.search import Peaks, Side, find, prepare_pair, vote_both_ways
+from surefeat.match.votes import POSES, Votes, Voting
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features, stack_points
 from surefeat.model.probability import Reliability, mean_predicted_loss
@@ -278,7 +270,7 @@ def _match(
 
 def matching_text(voting: Voting | None, weights: tuple[float, float]) -> str:
     """How matches are found, as text: what a Reliability was fitted with."""
-    votes = f"{voting}, {len(POSES)} poses" if voting else "nearest neighbour"
+    votes = f"{voting}, {sum(map(len, POSES))} poses" if voting else "nearest neighbour"
     return f"{votes}, layers weigh {weights[0]:g} and {weights[1]:g}"
 
 

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefeat.match.search import Side, even_grid, voting_grid
+from surefeat.match.search import Side, even_grid
+from surefeat.match.votes import chosen, voting_grid
 from surefeat.model.probability import Reliability
 
 GRID = 14
@@ -79,8 +80,7 @@ class Agreement:
     @cached_property
     def chosen(self) -> Tensor:
         """(n0, n1) in [0, 1]: how far two cells choose each other."""
-        scaled = self.similarity / TEMPERATURE
-        return scaled.softmax(1) * scaled.softmax(0)
+        return chosen(self.similarity, TEMPERATURE)
 
     def signs(self) -> dict[str, Tensor]:
         """PAIR_SIGNS, one number each; the same with the photos exchanged."""

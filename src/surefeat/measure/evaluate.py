@@ -154,7 +154,7 @@ def evaluate(
     """
     with TemporaryDirectory() as folder:
         if isinstance(model, DenseFeatures):  # written out, which leaves it as it is
-            device = device or model.head.weight.device
+            device = device or model.device
             model.save_pretrained(folder)
             model = folder
         paths = evaluate_rows(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from surefeat.match.config import ProposalConfig
 
 if TYPE_CHECKING:
-    from surefeat.match.search import Voting
+    from surefeat.match.votes import Voting
 
 Measure = Literal["nearest", "voting", "location", "regions", "flow", "mean-flow"]
 
@@ -45,7 +45,7 @@ class LocationBonus:
 
 
 def _voting() -> Voting:
-    from surefeat.match.search import Voting
+    from surefeat.match.votes import Voting
 
     return Voting()
 

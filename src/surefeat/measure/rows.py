@@ -157,8 +157,8 @@ def model_row(
         return as_features(maps.descriptors, side=images.shape[-1], uncertainty=sigma, lower=lower)
 
     def layers(images: Tensor) -> Sequence[Tensor]:
-        maps, lower = model.forward_with_lower(images.float() / 255)
-        return maps.descriptors, lower
+        maps, layers = model.forward_with_layers(images.float() / 255)
+        return maps.descriptors, layers[0]
 
     return Row(
         name,
@@ -171,7 +171,7 @@ def model_row(
         lower_weight=POINT_WEIGHTS[1],
         region_weights=REGION_WEIGHTS,
         confidence=model.has_confidence,
-        settings={"trunk": model.config.trunk, "lower": model.lower},
+        settings={"trunk": model.config.trunk, "lower": "+".join(model.lower)},
     )
 
 

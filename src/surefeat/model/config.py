@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from surefeat.core.files import check_settings, checked_weights, from_dict
 
 Trained = Literal["all", "last", "head"]
+
+HeadKind = Literal["linear", "deep"]
 
 
 @dataclass(frozen=True)
@@ -24,19 +26,22 @@ class ModelConfig:
     extra)."""
     stride_in_1x1: bool = False
     """ResNet v1 (stride in the first 1x1 of a block) instead of v1.5, torchvision's own."""
+    head: HeadKind = "deep"
+    """linear: one 1x1 filter a channel on the last layer [P]; deep: a few convolutions on the last
+    two stages, which need no other layer to learn [M]."""
     channels: int = 128
     """Descriptor size C [C]."""
     sigma_floor: float = 1e-2
     """Added to softplus: the smallest uncertainty [C]."""
     lower: str = "auto"
-    """Lower layer that matching adds to the descriptors: auto is res4e for ResNet-50 [M]
-    (the paper: res4c), pool4 for either VGG16 [P], conv4 for small, the last but one of a timm
-    network [C]."""
+    """Layers that matching adds to the descriptors, joined by +: auto is res4e+res5c for ResNet-50
+    with a deep head, res4e with a linear one [M] (the paper: res4c), pool4 for either VGG16 [P],
+    conv4 for small, the last but one of a timm network [C]."""
     longest_side: int = 320
     """Images are resized to this for extraction, pixels [C]."""
 
 
-POINT_WEIGHTS = (0.7, 1.0)
+POINT_WEIGHTS = (0.4, 1.0)
 """What descriptors and lower layer count where single places are compared; chosen on PF-PASCAL's
 development pairs and birds together."""
 
@@ -46,8 +51,8 @@ REGION_WEIGHTS = (1.0, 3.0)
 
 WEIGHTS, SETTINGS = "model.safetensors", "model.json"
 
-SHIPPED = ("resnet50", "one-way", "vgg16")
-"""Models inside the package, the default one first; one-way is for things that all face one way."""
+SHIPPED = ("resnet50", "vgg16")
+"""Models inside the package, the default one first."""
 
 SHIPPED_TRUNKS = {"resnet50": "resnet50", "vgg16": "vgg16", "vgg16-conv5": "vgg16"}
 """Trunk -> the shipped model whose layers it can start from."""
@@ -100,13 +105,19 @@ def _nearby(given: Path) -> str:
     return f"there are {', '.join(names[:8])}{more}; " if names else ""
 
 
+def stored_config(values: dict[str, Any]) -> ModelConfig:
+    """Settings of a model as a file has them; the first files knew of no head but a linear one."""
+    config: ModelConfig = from_dict(ModelConfig, {"head": "linear", **values})
+    return config
+
+
 def read_settings(folder: Path) -> tuple[ModelConfig, Path, str]:
     """What model.json says, the weights it speaks of, and their hash, which is checked."""
     path = folder / SETTINGS
     try:
         settings = json.loads(path.read_text())
         wanted = settings["sha256"]
-        config: ModelConfig = from_dict(ModelConfig, settings["config"])
+        config = stored_config(settings["config"])
         sides = {"channels": 1 << 16, "longest-side": 1 << 16, "sigma-floor": 0.9}
         check_settings(config, least={"channels": 1, "longest-side": 16}, most=sides)
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -1,12 +1,11 @@
-"""DenseFeatures: trunk + 1x1 head -> unit descriptors and their uncertainty at every location."""
+"""DenseFeatures: trunk + head -> unit descriptors and their uncertainty at every location."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from surefeat.core.files import (
     choose_device,
     file_hash,
-    from_dict,
     pack_tensors,
     read_tensors,
     to_dict,
@@ -34,8 +32,10 @@ from surefeat.model.config import (
     model_folder,
     newest_checkpoint,
     read_settings,
+    stored_config,
 )
 from surefeat.model.features import Features, compare_with
+from surefeat.model.heads import at_size, build_head
 from surefeat.model.probability import COHORT, Cohort, Reliability
 from surefeat.model.probability import FILE as RELIABILITY
 from surefeat.model.trunks import build_trunk
@@ -81,9 +81,14 @@ class DenseFeatures(nn.Module):
         self.reliability: Reliability | None = None
         self.cohort: Cohort | None = None
         self.weights_sha256 = ""  # of the file it was read from or last written to
-        self.lower = _lower_layer(self.config, list(self.trunk.taps))
-        self.head = nn.Conv2d(self.trunk.taps[self.trunk.last], self.config.channels + 1, 1)
-        _start_sigma_near_one(self.head, self.config.sigma_floor)
+        taps = self.trunk.taps
+        self.lower = _lower_layers(self.config, list(taps))
+        last, before = self.trunk.last, self.trunk.before_last or list(taps)[-2]
+        self.seen = (last,) if self.config.head == "linear" else (before, last)
+        self.head = build_head(
+            self.config.head, [taps[name] for name in self.seen], channels=self.config.channels,
+            sigma_floor=self.config.sigma_floor,
+        )  # fmt: skip
         self.register_buffer("mean", torch.tensor(self.trunk.mean)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(self.trunk.std)[:, None, None], persistent=False)
         self.mean: Tensor
@@ -106,9 +111,14 @@ class DenseFeatures(nn.Module):
         if folder is not None:
             state = model_tensors(folder)
             head = {k.removeprefix("head."): v for k, v in state.items() if k.startswith("head.")}
-            if head["weight"].shape == model.head.weight.shape:
+            shapes = {name: value.shape for name, value in head.items()}
+            if shapes == {name: value.shape for name, value in model.head.state_dict().items()}:
                 model.head.load_state_dict(head)
         return model
+
+    @property
+    def device(self) -> torch.device:
+        return self.mean.device
 
     @property
     def stride(self) -> int:
@@ -124,7 +134,7 @@ class DenseFeatures(nn.Module):
     @property
     def has_confidence(self) -> bool:
         """Whether sigma can differ from place to place; see `without_confidence`."""
-        return bool(self.head.weight[-1].any())
+        return bool(self.head.last.weight[-1].any())
 
     def without_confidence(self) -> None:
         """Make sigma the same everywhere, for losses that do not teach it.
@@ -132,7 +142,7 @@ class DenseFeatures(nn.Module):
         Left to itself it would follow the trunk and look like a confidence that it is not.
         """
         with torch.no_grad():
-            self.head.weight[-1].zero_()
+            self.head.last.weight[-1].zero_()
 
     def normalise_input(self, images: Tensor) -> Tensor:
         """RGB in [0, 1] -> the trunk's own input scale."""
@@ -140,30 +150,40 @@ class DenseFeatures(nn.Module):
 
     def forward(self, images: Tensor) -> Maps:
         """(B, 3, H, W) RGB in [0, 1] -> descriptors and uncertainty at the trunk's stride."""
-        last = self.trunk.last
-        return self._head(self.trunk(self.normalise_input(images), (last,))[last])
+        return self._head(self.trunk(self.normalise_input(images), self.seen))
+
+    def forward_with_layers(self, images: Tensor) -> tuple[Maps, tuple[Tensor, ...]]:
+        """The same, and the lower layers that matching adds, (B, D, h, w) each."""
+        taps = self.trunk(self.normalise_input(images), {*self.lower, *self.seen})
+        return self._head(taps), tuple(taps[name] for name in self.lower)
 
     def forward_with_lower(self, images: Tensor) -> tuple[Maps, Tensor]:
-        """The same, and the lower layer that matching adds: (B, D, h', w')."""
-        taps = self.trunk(self.normalise_input(images), {self.lower, self.trunk.last})
-        return self._head(taps[self.trunk.last]), taps[self.lower]
+        """The same, the lower layers as one, of unit length: (B, D, h', w').
 
-    def before_last(self, images: Tensor) -> Tensor:
-        """What enters the trunk's last stage: (B, 3, H, W) RGB in [0, 1] -> (B, C, h, w)."""
-        name = self.trunk.before_last
-        maps: Tensor = self.trunk(self.normalise_input(images), (name,))[name]
-        return maps
+        Side by side at the first one's size, each at unit length, so that all count the same.
+        """
+        maps, layers = self.forward_with_layers(images)
+        parts = [
+            F.normalize(at_size(layer.float(), layers[0].shape[-2:]), dim=1) for layer in layers
+        ]
+        return maps, torch.cat(parts, dim=1) / len(parts) ** 0.5
 
-    def from_before_last(self, maps: Tensor) -> Maps:
-        """The rest of `forward`, from what `before_last` gave."""
-        return self._head(self.trunk.finish(maps))
+    def frozen_maps(self, images: Tensor, trained: Trained) -> tuple[Tensor, ...]:
+        """What enters the part that learns: (B, 3, H, W) RGB in [0, 1] -> its maps (B, C, h, w)."""
+        names = self.seen if trained == "head" else (self.trunk.before_last,)
+        taps = self.trunk(self.normalise_input(images), names)
+        return tuple(taps[name] for name in names)
 
-    def _head(self, x: Tensor) -> Maps:
-        # C + 1 is odd, which tensor cores serve badly: filters are padded to a multiple of 8.
-        extra = -self.head.out_channels % 8
-        weight = F.pad(self.head.weight, (0, 0, 0, 0, 0, 0, 0, extra))
-        bias = F.pad(self.head.bias, (0, extra))  # type: ignore[arg-type]
-        out = F.conv2d(x, weight, bias)[:, : self.head.out_channels].float()
+    def from_frozen(self, maps: Sequence[Tensor], trained: Trained) -> Maps:
+        """The rest of `forward`, from what `frozen_maps` gave."""
+        if trained == "head":
+            return self._head(dict(zip(self.seen, maps, strict=True)))
+        (before,) = maps
+        last = self.trunk.finish(before)
+        return self._head({self.trunk.before_last: before, self.trunk.last: last})
+
+    def _head(self, taps: Mapping[str, Tensor]) -> Maps:
+        out = self.head([taps[name] for name in self.seen]).float()
         sigma = F.softplus(out[:, -1]) + self.config.sigma_floor
         return Maps(F.normalize(out[:, :-1], dim=1), sigma, self.stride)
 
@@ -222,12 +242,11 @@ class DenseFeatures(nn.Module):
     def extract_group(
         self, group: list[tuple[int, Tensor, Frame, str]]
     ) -> Iterator[tuple[int, Features]]:
-        device = self.head.weight.device
+        device = self.device
         stack = torch.stack([pixels for _, pixels, _, _ in group]).to(device).float() / 255
         safe = device.type == "cuda" and torch.cuda.is_bf16_supported()
         with torch.autocast(device.type, torch.bfloat16, enabled=safe):
             maps, lower = self.forward_with_lower(stack)
-        lower = F.normalize(lower.float(), dim=1)
         known = self.reliability
         for row, (index, _, frame, name) in enumerate(group):
             reliability = known if known and known.holds_at(frame.network) else None
@@ -281,7 +300,7 @@ class DenseFeatures(nn.Module):
         """The model of a run that was stopped, as its newest checkpoint has it."""
         try:
             settings = json.loads((run / "config.json").read_text())
-            config: ModelConfig = from_dict(ModelConfig, settings["model"])
+            config = stored_config(settings["model"])
             tensors = read_tensors(checkpoint)[0]
             model = cls(config)
             model.load_state_dict(
@@ -294,15 +313,19 @@ class DenseFeatures(nn.Module):
         return model
 
 
-def _lower_layer(config: ModelConfig, taps: list[str]) -> str:
-    """The layer that matching adds: the paper's, or the one that was asked for."""
+def _lower_layers(config: ModelConfig, taps: list[str]) -> tuple[str, ...]:
+    """The layers that matching adds: the best measured, or those that were asked for."""
     if config.lower == "auto":
-        layers = {"resnet50": "res4e", "vgg16": "pool4", "vgg16-conv5": "pool4", "small": "conv4"}
-        return layers.get(config.trunk, taps[-2])
-    if config.lower not in taps:
-        what = f"{config.trunk} has no layer {config.lower!r}"
-        raise ValueError(f"{what}; choose auto or one of {', '.join(taps)}")
-    return config.lower
+        # With a head that learns alone res5c is ImageNet's own, and worth as much as res4e.
+        resnet = "res4e+res5c" if config.head == "deep" else "res4e"
+        known = {"resnet50": resnet, "vgg16": "pool4", "vgg16-conv5": "pool4", "small": "conv4"}
+        return tuple(known.get(config.trunk, taps[-2]).split("+"))
+    layers = tuple(config.lower.split("+"))
+    for layer in layers:
+        if layer not in taps:
+            what = f"{config.trunk} has no layer {layer!r}"
+            raise ValueError(f"{what}; choose auto, or of {', '.join(taps)} one or several, with +")
+    return layers
 
 
 def _each_image(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
@@ -313,11 +336,3 @@ def _each_image(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
             yield from folder_paths(item)
         else:
             yield item  # type: ignore[misc]
-
-
-def _start_sigma_near_one(head: nn.Conv2d, floor: float) -> None:
-    """Small weights, and a bias with softplus(bias) + floor = 1: training starts at sigma ~ 1."""
-    assert head.bias is not None
-    with torch.no_grad():
-        head.weight[-1].mul_(0.1)
-        head.bias[-1] = math.log(math.expm1(1.0 - floor))

@@ -21,7 +21,7 @@ from surefeat.match.dense import DenseMatches, match_dense, match_dense_by_regio
 from surefeat.match.points import Matches, match_points
 from surefeat.match.proposals import propose
 from surefeat.match.regions import RegionMatches, match_regions
-from surefeat.match.search import Voting
+from surefeat.match.votes import Voting
 from surefeat.model.config import REGION_WEIGHTS, SHIPPED, model_folder, read_settings
 from surefeat.model.features import extract_scales
 from surefeat.model.network import DenseFeatures
