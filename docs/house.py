@@ -17,8 +17,8 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[1] / "src" / "surefeat"
 
 ROOMS = (
-    "core", "data", "model", "match", "learn", "keypoints", "boxes", "measure", "show", "viz",
-    "exporting", "demo", "cli", "__main__",
+    "core", "data", "model", "match", "index", "learn", "keypoints", "boxes", "measure", "peers",
+    "show", "viz", "exporting", "demo", "cli", "__main__",
 )  # fmt: skip
 """Lowest first."""
 
