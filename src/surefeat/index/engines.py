@@ -7,6 +7,7 @@ threads, and its batches are its own.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ from surefeat.index.shards import CellsAbout, CellSettings, shard_file, write_ab
 from surefeat.model.network import DenseFeatures
 
 Engine = Literal["here", "ray"]
+
+# Seconds after which a file that is still half-written is nobody's.
+_ABANDONED = 3600
 
 Told = Callable[[ShardReport], None]
 """Is told of every shard when it is there."""
@@ -127,11 +131,17 @@ def plan_shards(photos: Sequence[ListedPhoto], out: Path, *, count: int) -> list
 
 
 def _remove_surplus(out: Path, shards: int) -> None:
-    """Shards beyond the last one, of photos that are no longer there, would be read along."""
+    """Shards beyond the last one, of photos that are no longer there, would be read along.
+
+    What killed writers left half-done goes too, once nobody can still be writing it.
+    """
     planned = {shard_file(out, number).name for number in range(shards)}
-    for file in out.glob(shard_file(out, 0).name.replace("000000", "*")):
+    for file in out.glob("cells-*.parquet"):
         if file.name not in planned:
             file.unlink(missing_ok=True)
+    for part in out.glob(".cells-*.part"):
+        if part.stat().st_mtime < time.time() - _ABANDONED:
+            part.unlink(missing_ok=True)
 
 
 def make_here(
