@@ -14,7 +14,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from surefeat.core.files import choose_device
 from surefeat.index.maker import CellMaker, ShardJob, ShardReport
 from surefeat.index.photos import SCALE_EXTRA
 from surefeat.index.shards import CellsAbout
+from surefeat.model.network import DenseFeatures
 
 RETRIES = 3
 """How often a shard is begun again after its worker was lost, before it is given up."""
@@ -52,30 +53,28 @@ class ShardWorker:
         return self.maker.make(job, about)
 
 
-def make_on_ray(
-    maker: CellMaker,
-    jobs: Sequence[ShardJob],
-    about: CellsAbout,
-    *,
-    address: str | None = None,
-    workers: int | None = None,
-    device: str | torch.device | None = None,
-) -> Iterator[ShardReport]:
-    """Shards in the order in which they are done.
+@dataclass(frozen=True)
+class RayWorkers:
+    """A Ray that is there, and how many workers it is asked for."""
 
-    workers: by default one a GPU of the cluster, or one a core where there is none or the CPU is
-    asked for. Shards whose workers were lost too often are named in an error when all others are
-    there.
-    """
-    with _connected(address, maker, workers) as ray:
-        kind, count = _share(ray.cluster_resources(), workers, device)
-        resources = {"num_cpus": 1, "num_gpus": int(kind == "cuda")}
-        remote = ray.remote(max_restarts=0, **resources)(ShardWorker)
-        sent = ray.put(maker)
-        count = min(count, len(jobs))
-        pool = _Pool(ray, lambda: remote.remote(sent, kind), jobs, about)
+    ray: Any
+    device: str
+    """cuda or cpu, of every worker."""
+    count: int
+
+    def make(
+        self, maker: CellMaker, about: CellsAbout, jobs: Sequence[ShardJob]
+    ) -> Iterator[ShardReport]:
+        """Shards in the order in which they are done.
+
+        Those whose workers were lost too often are named in an error when all others are there.
+        """
+        resources = {"num_cpus": 1, "num_gpus": int(self.device == "cuda")}
+        remote = self.ray.remote(max_restarts=0, **resources)(ShardWorker)
+        sent = self.ray.put(maker)
+        pool = _Pool(self.ray, lambda: remote.remote(sent, self.device), jobs, about)
         try:
-            yield from pool.run(count)
+            yield from pool.run(min(self.count, len(jobs)))
         finally:
             pool.stop()
 
@@ -163,42 +162,56 @@ def _share(
 
 
 @contextmanager
-def _connected(address: str | None, maker: CellMaker, workers: int | None) -> Iterator[Any]:
-    """Ray, started on this machine or found at the address; as it was before afterwards."""
+def ray_workers(
+    model: DenseFeatures,
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    device: str | torch.device | None = None,
+) -> Iterator[RayWorkers]:
+    """Ray, started on this machine or found at the address; as it was before afterwards.
+
+    workers: by default one a GPU of the cluster, or one a core where there is none or the CPU is
+    asked for.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read once, when it is imported
     try:
-        import ray
-        import ray.exceptions
+        import ray as installed
     except ImportError as error:
         raise ImportError(f"--engine ray needs Ray: {SCALE_EXTRA}") from error
+    ray: Any = installed
     if ray.is_initialized():  # by who called us
-        yield ray
+        yield RayWorkers(ray, *_share(ray.cluster_resources(), workers, device))
         return
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        if address is None:
-            size = sum(value.nbytes for value in maker.model.state_dict().values())
-            cores = max(workers or 1, os.cpu_count() or 1)
-            ray.init(
-                address="local", num_cpus=cores, include_dashboard=False,
-                object_store_memory=2 * size + _STORE, **quiet,
-            )  # fmt: skip
-        else:
-            _check_answers(address)
-            ray.init(address=address, **quiet)
+        _start(ray, model, address, workers)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         where = "Ray does not start here" if address is None else f"no Ray cluster at {address}"
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         fix = "check it with `ray status`, or leave --address out to use this machine"
         raise RuntimeError(f"{where} ({reason}); {fix}") from error
     try:
-        yield ray
+        yield RayWorkers(ray, *_share(ray.cluster_resources(), workers, device))
     finally:
         ray.shutdown()
 
 
+def _start(ray: Any, model: DenseFeatures, address: str | None, workers: int | None) -> None:
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is not None:
+        _check_answers(address)
+        ray.init(address=address, **quiet)
+        return
+    size = sum(value.nbytes for value in model.state_dict().values())
+    cores = max(workers or 1, os.cpu_count() or 1)
+    ray.init(
+        address="local", num_cpus=cores, include_dashboard=False,
+        object_store_memory=2 * size + _STORE, **quiet,
+    )  # fmt: skip
+
+
 def _check_answers(address: str) -> None:
-    """OSError: nobody listens at host:port; Ray itself would ask for ten minutes, on every line."""
+    """OSError: nobody listens at host:port; Ray itself would ask for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
