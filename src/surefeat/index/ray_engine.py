@@ -87,6 +87,7 @@ class _Pool:
     ) -> None:
         self.ray, self.new_worker, self.about = ray, new_worker, about
         self.waiting = deque(jobs)
+        self.workers: list[Any] = []
         self.running: dict[Any, tuple[Any, ShardJob]] = {}
         """What a worker owes -> the worker and its shard."""
         self.lost: Counter[int] = Counter()
@@ -95,14 +96,15 @@ class _Pool:
     def run(self, count: int) -> Iterator[ShardReport]:
         """Shards as they are done by `count` workers; RuntimeError at the end: some are not."""
         for _ in range(count):
-            self._give(self.new_worker())
+            self._give(self._started())
         given_up: list[ShardJob] = []
         while self.running:
             owed = self.ray.wait(list(self.running), num_returns=1)[0][0]
             worker, job = self.running.pop(owed)
             report = self._result(owed, job)
             if report is None:
-                worker = self.new_worker()
+                self.workers.remove(worker)
+                worker = self._started()
                 if self.lost[job.number] > RETRIES:
                     given_up.append(job)
                 else:
@@ -116,12 +118,14 @@ class _Pool:
             what = f"{len(given_up)} shards cost {RETRIES + 1} workers each ({names})"
             raise RuntimeError(f"{what}; give workers more memory, and run the command again")
 
+    def _started(self) -> Any:
+        self.workers.append(self.new_worker())
+        return self.workers[-1]
+
     def _give(self, worker: Any) -> None:
         if self.waiting:
             job = self.waiting.popleft()
             self.running[worker.make.remote(job, self.about)] = (worker, job)
-        else:
-            self.ray.kill(worker)
 
     def _result(self, owed: Any, job: ShardJob) -> ShardReport | None:
         """What a worker gave back; None: it was lost."""
@@ -138,8 +142,8 @@ class _Pool:
         return report
 
     def stop(self) -> None:
-        """Workers that are still busy (Ctrl-C, an error) are ended; their shards leave nothing."""
-        for worker, _ in self.running.values():
+        """End the workers; the shards of those that are busy (Ctrl-C, an error) leave nothing."""
+        for worker in self.workers:
             self.ray.kill(worker)
 
 
@@ -185,10 +189,12 @@ def ray_workers(
         return
     try:
         _start(ray, model, address, workers)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray's own are of many kinds, plain Exceptions among them
         where = "Ray does not start here" if address is None else f"no Ray cluster at {address}"
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        fix = "check it with `ray status`, or leave --address out to use this machine"
+        fix = "free the machine and try again, or use --engine here"
+        if address is not None:
+            fix = "check it with `ray status`, or leave --address out to use this machine"
         raise RuntimeError(f"{where} ({reason}); {fix}") from error
     try:
         yield RayWorkers(ray, *_share(ray.cluster_resources(), workers, device))
