@@ -84,7 +84,7 @@ class Watch:
         seconds = self.times[-1] - self.times[begun]
         after = sum(report.photos for report in self.reports[begun + 1 :])
         return {
-            "photos a second": after / seconds,
+            "photos a second": after / seconds if seconds else float("nan"),
             "processor seconds a photo": processor / max(photos, 1),
         }
 
