@@ -5,8 +5,9 @@
 The same photos by one process and by Ray's workers on this machine, one thread each, in one run:
 whether the files are the same bytes, also after a worker was killed in the middle, and how many
 photos a second. A busy machine makes all of it slower, so processor seconds a photo are stored too;
-they are what the routes are compared by, on photos seen at half the usual size. Then many small photos by a small network with the
-memory over time, bytes a photo by kind and budget, and what ten million photos would cost.
+they are what the routes are compared by, on photos seen at half the usual size. Then bytes a photo
+by kind and budget, many small photos by a small network with the memory over time, and what ten
+million photos would cost.
 """
 
 from __future__ import annotations
