@@ -13,6 +13,7 @@ million photos would cost.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -42,6 +43,7 @@ SMALL = ModelConfig(trunk="small", head="linear", channels=32, longest_side=96)
 DISTINCT = 200
 """Of the many small photos; the others are the same files under other names."""
 MILLIONS = 10_000_000
+PARTS = ("routes", "bytes", "many", "many on Ray")
 
 
 def used_by(process: int) -> tuple[float, float]:
@@ -95,6 +97,8 @@ def start_ray(workers: int) -> float:
     """Seconds until Ray is there, for the whole run; a busy machine may need several goes."""
     import ray
 
+    if ray.is_initialized():
+        return 0.0
     for attempt in range(5):
         start = time.perf_counter()
         try:
@@ -162,8 +166,8 @@ def killed(photos: Path, root: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def many(root: Path, *, count: int) -> dict[str, Any]:
-    """Memory over time: small photos, a small network with random weights."""
+def many(root: Path, *, count: int, engine: Engine) -> dict[str, Any]:
+    """Memory over time: small photos, a small network with random weights, one worker."""
     folder, drawn = root / "many", root / "drawn"
     write_folder(drawn, count=DISTINCT, size=96, seed=0)
     files = sorted(drawn.glob("*.png"))
@@ -176,25 +180,18 @@ def many(root: Path, *, count: int) -> dict[str, Any]:
     tracemalloc.stop()
     del listed
     torch.manual_seed(0)
-    model = DenseFeatures(SMALL).eval()
-    settings = CellSettings(budget=16)
-    results: dict[str, Any] = {"photos": count, "bytes to list a photo": listing}
-    asked: dict[str, tuple[Engine, int]] = {"one process": ("here", 1), "Ray, 1 worker": ("ray", 1)}
-    for name, (engine, workers) in asked.items():
-        watch, out = Watch(), root / f"many {name}"
-        done = write_cells(
-            [folder], out, model=model, settings=settings, engine=engine, workers=workers,
-            device="cpu", quiet=True, told=watch,
-        )  # fmt: skip
-        tenth = watch.memory[len(watch.memory) // 10]
-        results[name] = watch.rates() | {
-            "shards": done.shards, "rows": done.rows,
-            "rss after each shard, MiB": [round(value, 1) for value in watch.memory],
-            "last beside a tenth of the way": watch.memory[-1] / tenth,
-        }  # fmt: skip
-        print(name, results[name], flush=True)
-    results["same bytes"] = same_files(root / "many one process", root / "many Ray, 1 worker")
-    return results
+    model, watch = DenseFeatures(SMALL).eval(), Watch()
+    done = write_cells(
+        [folder], root / "out", model=model, settings=CellSettings(budget=16), engine=engine,
+        workers=1, device="cpu", quiet=True, told=watch,
+    )  # fmt: skip
+    names = [name for shard in read_cells(root / "out") for name in shard.names]
+    return watch.rates() | {
+        "photos": count, "photos read back": len(set(names)), "shards": done.shards,
+        "rows": done.rows, "bytes to list a photo": listing,
+        "rss after each shard, MiB": [round(value, 1) for value in watch.memory],
+        "last beside a tenth of the way": watch.memory[-1] / watch.memory[len(watch.memory) // 10],
+    }  # fmt: skip
 
 
 def bytes_by_kind(photos: Path, root: Path) -> dict[str, Any]:
@@ -242,10 +239,30 @@ def on_paper(metrics: dict[str, Any]) -> dict[str, float]:
     return {
         "photos": MILLIONS,
         "core hours": MILLIONS * spent / 3600,
-        "core hours of it to decode": MILLIONS * metrics["decoding, processor s a photo"] / 3600,
+        "core hours of it to decode": MILLIONS
+        * metrics["bytes"]["decoding, processor seconds a photo"]
+        / 3600,
         "gigabytes to list them": MILLIONS * metrics["many"]["bytes to list a photo"] / 1e9,
         "shards of 256": MILLIONS / 256,
     } | sizes
+
+
+def measured(part: str, listed: list[Path], root: Path, options: Any) -> dict[str, Any]:
+    """One part of the benchmark."""
+    count = options.count if part == "routes" else options.count // 3
+    some = root / "some"
+    some.mkdir()
+    for path in listed[:: max(1, len(listed) // count)][:count]:
+        shutil.copy2(path, some / path.name)
+    if part == "bytes":
+        return bytes_by_kind(some, root) | {"decoding, processor seconds a photo": decoding(some)}
+    if part == "many":
+        return many(root, count=options.many, engine="here")
+    started = {"seconds to start Ray": start_ray(2)}
+    if part == "many on Ray":
+        return many(root, count=options.many, engine="ray")
+    done = routes(some, root, repeats=options.repeats)
+    return started | done | {"one worker killed": killed(some, root)}
 
 
 def main() -> None:
@@ -255,27 +272,23 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--many", type=int, default=10_000)
+    parser.add_argument("--part", choices=PARTS, help="this one alone, beside what OUT has")
     options = parser.parse_args()
     torch.set_num_threads(1)
     listed = sorted(path for path in options.photos.iterdir() if path.is_file())
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        some, few = root / "some", root / "few"
-        for target, count in ((some, options.count), (few, options.count // 3)):
-            target.mkdir()
-            for path in listed[:: max(1, len(listed) // count)][:count]:
-                shutil.copy2(path, target / path.name)
-        metrics: dict[str, Any] = {"seconds to start Ray": start_ray(2)}
-        metrics["routes"] = routes(some, root, repeats=options.repeats)
-        metrics["one worker killed"] = killed(some, root)
-        print(metrics["one worker killed"], flush=True)
-        metrics["bytes"] = bytes_by_kind(few, root)
-        print(metrics["bytes"], flush=True)
-        metrics["decoding, processor s a photo"] = decoding(few)
-        metrics["many"] = many(root, count=options.many)
-    metrics["ten million photos, on paper"] = on_paper(metrics)
+    known = json.loads(options.out.read_text()) if options.part and options.out.exists() else {}
+    now = environment("cpu")
+    if known and known["commit"] != now["commit"]:
+        raise SystemExit(f"{options.out} is of another commit; measure all parts anew")
+    metrics: dict[str, Any] = known.get("metrics", {})
+    for part in [options.part] if options.part else PARTS:
+        with tempfile.TemporaryDirectory() as folder:
+            metrics[part] = measured(part, listed, Path(folder), options)
+        print(part, metrics[part], flush=True)
+    if {"bytes", "many"} <= metrics.keys():
+        metrics["ten million photos, on paper"] = on_paper(metrics)
     config = {
-        "settings": asdict(SETTINGS), "photos": options.count, "repeats": options.repeats,
+        "routes": asdict(SETTINGS), "photos": options.count, "repeats": options.repeats,
         "source": options.photos.name, "threads a worker": 1, "device": "cpu",
         "many": {"model": asdict(SMALL), "budget": 16, "distinct files": DISTINCT},
     }  # fmt: skip
@@ -284,8 +297,7 @@ def main() -> None:
         "metrics": metrics, "config": config,
         "weights_sha256": file_hash(model_folder(None) / WEIGHTS),
     }  # fmt: skip
-    write_json(options.out, record | environment("cpu"))
-    print(metrics)
+    write_json(options.out, record | now)
 
 
 if __name__ == "__main__":
