@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 FIRST = {
     "pretrain": ("--out", "--preset", "--init", "--steps", "--resume"),
-    "extract": ("--out", "--model", "--side", "--json"),
+    "extract": ("--out", "--model", "--side", "--format", "--json"),
     "match": ("--out", "--points", "--count", "--model", "--json"),
     "boxes fit": ("--out", "--labels", "--init", "--resume"),
     "boxes predict": ("--model", "--out", "--labels", "--sheet"),
