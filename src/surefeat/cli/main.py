@@ -22,7 +22,7 @@ from surefeat.cli.data import Data, Export
 from surefeat.cli.evaluate import Evaluate
 from surefeat.cli.help import print_help
 from surefeat.cli.keypoints import Keypoints
-from surefeat.cli.output import Device, Json, Model, say, say_aside, say_not_drawn
+from surefeat.cli.output import Device, Json, Model, Tiles, say, say_aside, say_not_drawn
 from surefeat.learn.config import Config, Preset, preset
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class Extract:
     """Longest side at which images are seen, network pixels."""
     batch: int = 16
     """Images per pass."""
+    tiles: Tiles = False
     device: Device = None
     json: Json = False
 
@@ -110,7 +111,7 @@ class Extract:
 
         done = extract_to_folder(
             self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
-            device=self.device, quiet=self.json,
+            tiles=self.tiles, device=self.device, quiet=self.json,
         )  # fmt: skip
         result = asdict(done)
         if not self.json:
@@ -160,6 +161,7 @@ class Match:
     model: Model = None
     side: tuple[int, ...] = ()
     """Longest side at which photos are seen, network pixels; of several the scores add up."""
+    tiles: Tiles = False
     device: Device = None
     json: Json = False
 
@@ -169,7 +171,7 @@ class Match:
         matches, page = match_photos(
             self.image0, self.image1, out=self.out, points=self.points, count=self.count,
             regions=self.regions, mutual=self.mutual, model=self.model, sides=self.side,
-            voting=self.voting, device=self.device,
+            voting=self.voting, tiles=self.tiles, device=self.device,
         )  # fmt: skip
         print(matches.to_json() if self.json else f"{_verdict(matches)}; look at {page}")
 
