@@ -182,20 +182,27 @@ class Window:
     """As of a photo that shows this part alone."""
     box: tuple[int, int, int, int]
     """Inclusive (x1, y1, x2, y2), original pixels of the whole photo."""
+    first: tuple[int, int] = (0, 0)
+    """Row and column of its first cell in the whole photo's map."""
 
 
 def windows(
-    features: Features, *, side: int, reliability: Reliability | None = None
+    features: Features,
+    *,
+    side: int,
+    overlap: float = 0.5,
+    reliability: Reliability | None = None,
 ) -> Iterator[Window]:
-    """The parts of a stitched map that a network sees at `side`, overlapping by half, row by row.
+    """The parts of a stitched map that a network sees at `side`, row by row.
 
-    What is at most half as large as a window lies whole in one of them. reliability: of the model,
-    which holds for parts of this side.
+    What is at most as large as their overlap, a share of a part, lies whole in one of them.
+    reliability: of the model, which holds for parts of this side.
     """
     rows, columns = features.descriptors.shape[1:]
     cells = max(2, round(side / features.stride))
-    for y in tile_starts(rows, cells, cells // 2):
-        for x in tile_starts(columns, cells, cells // 2):
+    shared = int(overlap * cells)
+    for y in tile_starts(rows, cells, shared):
+        for x in tile_starts(columns, cells, shared):
             yield window(features, (y, x), (min(cells, rows), min(cells, columns)), reliability)
 
 
@@ -235,7 +242,7 @@ def window(
         reliability=reliability if holds else None,
         common=None if features.common is None else features.common[cut[1:]],
     )
-    return Window(seen, box)
+    return Window(seen, box, first)
 
 
 def boxes_around(
