@@ -20,6 +20,8 @@ FIRST = {
     "pretrain": ("--out", "--preset", "--init", "--steps", "--resume"),
     "extract": ("--out", "--model", "--side", "--json"),
     "match": ("--out", "--points", "--count", "--model", "--json"),
+    "index": ("--out", "--budget", "--tiles", "--engine", "--model", "--json"),
+    "find": ("--point", "--index", "--count", "--out", "--model", "--json"),
     "boxes fit": ("--out", "--labels", "--init", "--resume"),
     "boxes predict": ("--model", "--out", "--labels", "--sheet"),
     "boxes propose": ("--file", "--labels", "--workers"),

@@ -23,6 +23,7 @@ from surefeat.cli.evaluate import Evaluate
 from surefeat.cli.help import print_help
 from surefeat.cli.keypoints import Keypoints
 from surefeat.cli.output import Device, Json, Model, Tiles, say, say_aside, say_not_drawn
+from surefeat.cli.search import Find, Index
 from surefeat.learn.config import Config, Preset, preset
 
 if TYPE_CHECKING:
@@ -289,6 +290,8 @@ def _commands(argv: list[str]) -> Any:
         | Annotated[Extract, subcommand("extract")]
         | Annotated[Match, subcommand("match")]
         | Annotated[Relate, subcommand("relate")]
+        | Annotated[Index, subcommand("index")]
+        | Annotated[Find, subcommand("find")]
         | Annotated[Boxes, subcommand("boxes")]
         | Annotated[Keypoints, subcommand("keypoints")]
         | Annotated[Evaluate, subcommand("evaluate")]

@@ -178,6 +178,13 @@ def fit_projection(
     return Projection(matrix - torch.outer(mean, mean @ matrix))
 
 
+@torch.no_grad()
+def described(features: Features, points: Tensor, projection: Projection) -> Tensor:
+    """Original pixels (N, 2) of a photo -> (N, D): what cells there would have in an index."""
+    side = _side(features, projection)
+    return projection.apply(side.at(points.to(side.points)))
+
+
 def _side(features: Features, projection: Projection | None) -> Side:
     """A photo whose places are its cells; vectors are read where they are kept."""
     rows, columns = features.descriptors.shape[1:]
