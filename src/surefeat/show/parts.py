@@ -50,7 +50,7 @@ def cut_crop(photo: Tensor, hit: PartHit) -> Tensor:
 def part_sheet(image: ImageLike, result: PartSearch) -> Figure:
     """The part that was asked for, and every hit around its place, the surest first."""
     hits = [hit for hit in result.hits if hit.photo in result.pictures]
-    rows = 1 + math.ceil(len(hits) / _COLUMNS)
+    rows = math.ceil((1 + len(hits)) / _COLUMNS)
     sure = sum((hit.probability or 0.0) > 0.5 for hit in hits)
     fitted = any(hit.probability is not None for hit in hits)
     label = f"The part (first picture) in {len(hits)} of {result.photos:,} photos, the surest first"
@@ -62,7 +62,7 @@ def part_sheet(image: ImageLike, result: PartSearch) -> Figure:
     pixels = load(image)
     whole = (0, 0, pixels.shape[2] - 1, pixels.shape[1] - 1)
     _draw_place(grid[0, 0], pixels, result.point, whole, "asked for", style.PALETTE[1])
-    for axes, hit in zip(grid[1:].flat, hits, strict=False):
+    for axes, hit in zip(list(grid.flat)[1:], hits, strict=False):
         _draw_place(axes, result.pictures[hit.photo], hit.point, hit.seen, _said(hit),
                     _colour(hit))  # fmt: skip
     return figure
