@@ -20,6 +20,8 @@ FIRST = {
     "pretrain": ("--out", "--preset", "--init", "--steps", "--resume"),
     "extract": ("--out", "--model", "--side", "--format", "--json"),
     "match": ("--out", "--points", "--count", "--model", "--json"),
+    "index": ("--out", "--budget", "--tiles", "--engine", "--model"),
+    "find": ("--point", "--index", "--count", "--out", "--model"),
     "boxes fit": ("--out", "--labels", "--init", "--resume"),
     "boxes predict": ("--model", "--out", "--labels", "--sheet"),
     "boxes propose": ("--file", "--labels", "--workers"),

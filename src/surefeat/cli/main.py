@@ -22,7 +22,8 @@ from surefeat.cli.data import Data, Export
 from surefeat.cli.evaluate import Evaluate
 from surefeat.cli.help import print_help
 from surefeat.cli.keypoints import Keypoints
-from surefeat.cli.output import Device, Json, Model, say, say_aside, say_not_drawn
+from surefeat.cli.output import Device, Json, Model, Tiles, say, say_aside, say_not_drawn
+from surefeat.cli.search import Find, Index
 from surefeat.learn.config import Config, Preset, preset
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Extract:
     """Parquet: photos a file; a lost worker costs no more."""
     batch: int = 16
     """Images per pass."""
+    tiles: Tiles = False
     device: Device = None
     json: Json = False
 
@@ -132,7 +134,7 @@ class Extract:
             self._refuse_table_options()
             done = extract_to_folder(
                 self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
-                device=self.device, quiet=self.json,
+                tiles=self.tiles, device=self.device, quiet=self.json,
             )  # fmt: skip
         result = asdict(done)
         if not self.json:
@@ -147,7 +149,7 @@ class Extract:
 
         settings = CellSettings(
             kind=self.kind, budget=self.budget, photos=self.shard, batch=self.batch,
-            longest_side=self.side,
+            longest_side=self.side, tiles=self.tiles,
         )  # fmt: skip
         return write_cells(
             self.images, self.out, model=self.model, settings=settings, engine=self.engine,
@@ -204,6 +206,7 @@ class Match:
     model: Model = None
     side: tuple[int, ...] = ()
     """Longest side at which photos are seen, network pixels; of several the scores add up."""
+    tiles: Tiles = False
     device: Device = None
     json: Json = False
 
@@ -213,7 +216,7 @@ class Match:
         matches, page = match_photos(
             self.image0, self.image1, out=self.out, points=self.points, count=self.count,
             regions=self.regions, mutual=self.mutual, model=self.model, sides=self.side,
-            voting=self.voting, device=self.device,
+            voting=self.voting, tiles=self.tiles, device=self.device,
         )  # fmt: skip
         print(matches.to_json() if self.json else f"{_verdict(matches)}; look at {page}")
 
@@ -331,6 +334,8 @@ def _commands(argv: list[str]) -> Any:
         | Annotated[Extract, subcommand("extract")]
         | Annotated[Match, subcommand("match")]
         | Annotated[Relate, subcommand("relate")]
+        | Annotated[Index, subcommand("index")]
+        | Annotated[Find, subcommand("find")]
         | Annotated[Boxes, subcommand("boxes")]
         | Annotated[Keypoints, subcommand("keypoints")]
         | Annotated[Evaluate, subcommand("evaluate")]

@@ -7,7 +7,8 @@ original pixels.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,9 +21,13 @@ from surefeat.match.points import quality, spread
 from surefeat.match.search import Side
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
+from surefeat.model.tiles import windows
 
 # The file says what it is, so that another safetensors file is refused in words.
 _FORMAT = "surefeat-projection-1"
+
+# Cells that a projection is fitted on, rounds of products, and directions beyond those wanted.
+_FITTED, _ROUNDS, _SPARE = 16_000, 6, 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +109,80 @@ def kept_cells(
     side = _side(features, projection)
     chosen = spread(quality(side), side.points, count=budget)
     return _chosen(side, chosen.sort().values, projection)
+
+
+@torch.no_grad()
+def tile_cells(
+    stitched: Features,
+    *,
+    side: int,
+    budget: int | None,
+    projection: Projection | None = None,
+    first: int = 0,
+) -> Iterator[PhotoCells]:
+    """The cells of a large photo's stitched map: of every tile of `side` as many as of a photo.
+
+    first: the number of its first cell.
+    """
+    columns = stitched.uncertainty.shape[1]
+    for part in windows(stitched, side=side, overlap=0.0):
+        view = part.features
+        cells = (
+            all_cells(view, projection=projection)
+            if budget is None
+            else kept_cells(view, budget=budget, projection=projection)
+        )
+        wide = view.uncertainty.shape[1]
+        row, column = part.first[0] + cells.number // wide, part.first[1] + cells.number % wide
+        corner = cells.points.new_tensor(part.box[:2])
+        yield replace(cells, number=first + row * columns + column, points=cells.points + corner)
+
+
+def join_cells(parts: Sequence[PhotoCells]) -> PhotoCells:
+    """Cells of one photo, put together in order of their numbers; none twice."""
+    names = PhotoCells.__dataclass_fields__
+    joined = PhotoCells(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+    order = joined.number.argsort(stable=True)
+    number = joined.number[order]
+    order = order[torch.cat([number.new_ones(1, dtype=torch.bool), number.diff() > 0])]
+    return PhotoCells(*(getattr(joined, name)[order] for name in names))
+
+
+@torch.no_grad()
+def fit_projection(
+    photos: Iterable[Features], *, dimension: int, generator: torch.Generator
+) -> Projection:
+    """The directions in which the cells of some photos differ most.
+
+    The direction of their mean is left out: all cells share it, so it only makes them alike. Of
+    many cells some are drawn. Found by repeated products with a few vectors, since all directions
+    of 3,200 numbers would take a minute.
+    """
+    rows = []
+    for features in photos:
+        side = _side(features, Projection(torch.empty(0, 0)))
+        rows.append(side.at(side.points).cpu())
+    vectors = torch.cat(rows)
+    drawn = torch.randperm(len(vectors), generator=generator)[:_FITTED]
+    vectors = vectors[drawn.sort().values]
+    mean = F.normalize(vectors.mean(0), dim=0)
+    vectors = vectors - (vectors @ mean)[:, None] * mean
+    dimension = min(dimension, vectors.shape[1] - 1, len(vectors) - 1)
+    count = min(dimension + _SPARE, vectors.shape[1])
+    basis = torch.randn(vectors.shape[1], count, generator=generator)
+    for _ in range(_ROUNDS):
+        basis = torch.linalg.qr(vectors.T @ (vectors @ basis)).Q
+    seen = vectors @ basis
+    turned = torch.linalg.eigh(seen.T @ seen).eigenvectors.flip(1)[:, :dimension]
+    matrix = basis @ turned
+    return Projection(matrix - torch.outer(mean, mean @ matrix))
+
+
+@torch.no_grad()
+def described(features: Features, points: Tensor, projection: Projection) -> Tensor:
+    """Original pixels (N, 2) of a photo -> (N, D): what cells there would have in an index."""
+    side = _side(features, projection)
+    return projection.apply(side.at(points.to(side.points)))
 
 
 def _side(features: Features, projection: Projection | None) -> Side:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -34,6 +34,14 @@ _ABANDONED = 3600
 
 Told = Callable[[ShardReport], None]
 """Is told of every shard when it is there."""
+
+
+class Plan(Protocol):
+    """Photos -> shards of at most `count` of them, numbered from 0 on."""
+
+    def __call__(
+        self, photos: Sequence[ListedPhoto], out: Path, *, count: int
+    ) -> list[ShardJob]: ...
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ def write_cells(
     device: str | torch.device | None = None,
     quiet: bool = False,
     told: Told | None = None,
+    plan: Plan | None = None,
 ) -> CellsWritten:
     """The cells of photos as shards below `out`; what is there and whole is not made again.
 
@@ -75,7 +84,7 @@ def write_cells(
     engine: here, this process, which under torchrun takes its own share of the shards; or ray,
     local or the cluster at `address`. workers: shards made at the same time; by default one a core
     on a CPU, one a GPU. Unreadable photos are skipped and listed in OUT/_skipped-RANK.txt.
-    read_cells reads the folder.
+    plan: which photos make which shard; by default in their order. read_cells reads the folder.
     """
     _check_asked(engine, address, workers)
     out = Path(out).absolute()
@@ -84,7 +93,7 @@ def write_cells(
         # Ray's workers get the model from here, whatever they compute it on.
         model = DenseFeatures.from_pretrained(model, device="cpu" if engine == "ray" else device)
     maker = CellMaker(model, settings or CellSettings(), projection)
-    jobs = plan_shards(photos, out, count=maker.settings.photos)
+    jobs = (plan or plan_shards)(photos, out, count=maker.settings.photos)
     named = [os.path.abspath(source) for source in sources]
     about = maker.about(shards=len(jobs), photos=len(photos), sources=named)
     rank, mine = (0, jobs) if engine == "ray" else _own_share(jobs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -19,7 +19,14 @@ from torch import Tensor
 from surefeat.core.files import as_json, to_dict
 from surefeat.core.geometry import Frame
 from surefeat.data.decode import Skipped
-from surefeat.index.cells import PhotoCells, Projection, all_cells, kept_cells
+from surefeat.index.cells import (
+    PhotoCells,
+    Projection,
+    all_cells,
+    join_cells,
+    kept_cells,
+    tile_cells,
+)
 from surefeat.index.photos import DecodedPhoto, ListedPhoto, decode_photos, skipped_of
 from surefeat.index.shards import (
     CellsAbout,
@@ -29,7 +36,9 @@ from surefeat.index.shards import (
     stack_cells,
     write_shard,
 )
+from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
+from surefeat.model.tiles import extract_tiled, levels
 
 _DECODERS = 8
 """Threads that decode while an accelerator computes; a CPU does one after the other."""
@@ -111,6 +120,7 @@ class CellMaker:
             longest_side=self.longest_side,
             multiple=self.model.stride,
             threads=0 if self.model.device.type == "cpu" else _DECODERS,
+            tiles=self.settings.tiles,
         )
         parts: dict[int, tuple[str, tuple[int, int], PhotoCells]] = {}
         skipped: list[Skipped] = []
@@ -137,6 +147,7 @@ class CellMaker:
             if photo.pixels is not None and photo.frame is not None:
                 group = groups.setdefault(photo.frame.network, [])
                 group.append((number, photo.pixels, photo.frame, photo.photo.name))
+        large = {number: photo.whole for number, photo in photos}
         parts = []
         for group in groups.values():
             for number, features in self.model.extract_group(group):
@@ -145,8 +156,23 @@ class CellMaker:
                 else:
                     budget = self.settings.budget
                     cells = kept_cells(features, budget=budget, projection=self.projection)
+                whole = large.get(number)
+                if whole is not None:
+                    cells = join_cells([cells, *self._finer(whole, features)])
                 parts.append((number, (features.name, features.frame.original, cells)))
         return parts
+
+    def _finer(self, photo: Tensor, coarse: Features) -> Iterator[PhotoCells]:
+        """The cells of a large photo's finer levels, numbered on from those of the coarse one."""
+        side, first = self.longest_side, coarse.uncertainty.numel()
+        size = (photo.shape[1], photo.shape[2])
+        for longest in levels(size, side=side, stride=self.model.stride)[1:]:
+            stitched = extract_tiled(self.model, photo, longest_side=longest, side=side)
+            yield from tile_cells(
+                stitched, side=side, budget=self.settings.budget, projection=self.projection,
+                first=first,
+            )  # fmt: skip
+            first += stitched.uncertainty.numel()
 
 
 def fingerprint_of(photos: Sequence[ListedPhoto], about: CellsAbout) -> str:

@@ -22,6 +22,7 @@ from surefeat.core.geometry import Frame
 from surefeat.core.image import ImageError, decode, prepare, printable, problem, read_bytes
 from surefeat.data.decode import Item, Place, Skipped, SourceError
 from surefeat.data.sources import find_images
+from surefeat.model.tiles import is_large
 
 SCALE_EXTRA = "pip install 'surefeat[scale]'"
 
@@ -59,6 +60,8 @@ class DecodedPhoto:
     """(3, h, w) uint8 at the network's size."""
     frame: Frame | None = None
     refused: str = ""
+    whole: Tensor | None = None
+    """(3, H, W) uint8 at its own size, where it is large and to be seen in tiles."""
 
 
 def list_photos(sources: Sequence[str | Path]) -> list[ListedPhoto]:
@@ -134,15 +137,21 @@ def import_parquet() -> Any:
 
 
 def decode_photos(
-    photos: Sequence[ListedPhoto], *, longest_side: int, multiple: int, threads: int = 0
+    photos: Sequence[ListedPhoto],
+    *,
+    longest_side: int,
+    multiple: int,
+    threads: int = 0,
+    tiles: bool = False,
 ) -> Iterator[DecodedPhoto]:
     """The photos in their order at the network's size; a broken one says so.
 
+    tiles: large ones come at their own size too.
     threads: that many decode ahead of what is asked for; 0: nothing is done beforehand.
     """
 
     def one(photo: ListedPhoto, data: bytes | None) -> DecodedPhoto:
-        return _decoded(photo, data, longest_side=longest_side, multiple=multiple)
+        return _decoded(photo, data, longest_side, multiple, tiles=tiles)
 
     if threads < 1:
         yield from (one(photo, data) for photo, data in _read(photos))
@@ -160,21 +169,32 @@ def decode_photos(
             pool.shutdown(cancel_futures=True)
 
 
+def read_photo(photo: ListedPhoto) -> Tensor:
+    """One photo at its own size: RGB (3, H, W) uint8; ImageError: it cannot be read."""
+    ((_, data),) = _read([photo])
+    return _pixels(photo, data)
+
+
+def _pixels(photo: ListedPhoto, data: bytes | None) -> Tensor:
+    if photo.read.refused:
+        raise problem(photo.name, photo.read.refused)
+    if data is None:
+        place = photo.read
+        data = read_bytes(place.path, name=photo.name, offset=place.offset, size=place.size)
+    return decode(data, name=photo.name)
+
+
 def _decoded(
-    photo: ListedPhoto, data: bytes | None, *, longest_side: int, multiple: int
+    photo: ListedPhoto, data: bytes | None, longest_side: int, multiple: int, *, tiles: bool
 ) -> DecodedPhoto:
     try:
-        if photo.read.refused:
-            raise problem(photo.name, photo.read.refused)
-        if data is None:
-            place = photo.read
-            data = read_bytes(place.path, name=photo.name, offset=place.offset, size=place.size)
-        image = decode(data, name=photo.name)
+        image = _pixels(photo, data)
         pixels, frame = prepare(image, longest_side=longest_side, multiple=multiple)
     except ImageError as error:
         reason = str(error).removeprefix(f"{printable(photo.name)}: ")
         return DecodedPhoto(photo, refused=reason)
-    return DecodedPhoto(photo, pixels, frame)
+    large = tiles and is_large(frame.original, side=longest_side)
+    return DecodedPhoto(photo, pixels, frame, whole=image if large else None)
 
 
 def _read(photos: Sequence[ListedPhoto]) -> Iterator[tuple[ListedPhoto, bytes | None]]:

@@ -52,6 +52,8 @@ class CellSettings:
     """Photos a pass; batches do not cross shards."""
     longest_side: int | None = None
     """Network pixels at which photos are seen; None: the model's own."""
+    tiles: bool = False
+    """Large photos are seen at finer levels too, up to their own size; each tile has the budget."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("half", "int8"):
