@@ -172,7 +172,7 @@ def test_labels_land_on_the_same_thing_and_not_on_another(
     save(tmp_path / "a.png", tiny.photo())
     where = cell_centres(size=SIZE, stride=1) - torch.tensor([18.0, 10.0])
     save(tmp_path / "b.png", view(where))
-    save(tmp_path / "c.png", tiny.photo("coffee"))
+    save(tmp_path / "c.png", tiny.photo("chelsea"))
     labels = KeypointSet((FACE,), (face(str(tmp_path / "a.png")),))
     transferred = transfer(labels, tmp_path, shipped)
     assert transferred.calibrated

@@ -76,6 +76,8 @@ class KeypointsTransfer:
         say(self._result(transferred), to_script=self.json, words=self._words(transferred))
 
     def _draw(self, transferred: Transferred) -> None:
+        if not transferred.found(sources=False).objects:
+            return  # nothing to be seen
         try:
             draw_objects(transferred.found(sources=False), self.out, asked=transferred.asked())
         except ImportError as error:

@@ -34,7 +34,7 @@ from surefeat.model.probability import TransferTrust
 
 POINT_SIGNS = ("odds", "share", "voters", "stray", "support", "size")
 
-BOX_SIGNS = ("support", "related", "overlap", "voters", "size")
+BOX_SIGNS = ("support", "related", "overlap", "voters")
 
 RIGHT_WITHIN = 0.1
 """Of the object's longer side: what a keypoint's score speaks of."""
@@ -336,7 +336,7 @@ def join(carried: Sequence[Carried], size: tuple[int, int]) -> Joined:
     }  # fmt: skip
     return Joined(
         carried[0].labelled.category, box, place, known, signs,
-        _box_signs(carried, overlap[best], near, scale), both * known, _best_mask(carried, near),
+        _box_signs(carried, overlap[best], near), both * known, _best_mask(carried, near),
     )  # fmt: skip
 
 
@@ -347,15 +347,13 @@ def _best_mask(carried: Sequence[Carried], near: Tensor) -> tuple[Tensor, ...]:
     return mask if weight > 0 else ()
 
 
-def _box_signs(
-    carried: Sequence[Carried], overlap: Tensor, near: Tensor, scale: float
-) -> dict[str, Tensor]:
+def _box_signs(carried: Sequence[Carried], overlap: Tensor, near: Tensor) -> dict[str, Tensor]:
     share = near / near.sum()
     support = torch.tensor([one.motion.support for one in carried])
     related = torch.tensor([one.related for one in carried])
     values = (
-        share @ support, share @ torch.logit(related.clamp(_EDGE, 1 - _EDGE)), overlap.mean(),
-        torch.tensor(float(len(carried))).log(), torch.tensor(scale).log(),
+        (share @ support + 0.01).log(), share @ torch.logit(related.clamp(_EDGE, 1 - _EDGE)),
+        overlap.mean(), torch.tensor(float(len(carried))).log(),
     )  # fmt: skip
     return dict(zip(BOX_SIGNS, values, strict=True))
 
