@@ -154,8 +154,8 @@ def _plain(items: Sequence[Labelled]) -> tuple[Labelled, ...]:
 
 
 def with_unrelated(tasks: list[Task]) -> list[Task]:
-    """And one photo of another class for every group: of the next group of the other set, and
-    of PASCAL3D+'s classes also of the next but two, whatever that is."""
+    """And one photo of something else for every group: birds get one of PASCAL3D+'s things, those
+    a bird and the next class but two by turns."""
     groups: dict[tuple[str, str], Task] = {}
     for task in tasks:
         groups.setdefault((task.kind, task.group), task)
@@ -167,8 +167,8 @@ def with_unrelated(tasks: list[Task]) -> list[Task]:
         foreign = others[number % len(others)].target
         more.append(replace(task, target=foreign, related=False))
     for number, task in enumerate(others):
-        for foreign in (birds[number % len(birds)], others[(number + 3) % len(others)]):
-            more.append(replace(task, target=foreign.target, related=False))
+        foreign = birds[number % len(birds)] if number % 2 else others[(number + 3) % len(others)]
+        more.append(replace(task, target=foreign.target, related=False))
     return sorted(tasks + more, key=lambda task: (task.kind, task.group))
 
 
@@ -384,8 +384,8 @@ def choices(tasks: Sequence[Task], carried: Sequence[Sequence[Carried]]) -> dict
 
 
 def tasks_of(data: Path, part: str, *, small: bool) -> list[Task]:
-    birds, targets = (3, 1) if small else ((16, 2) if part == "fit" else (14, 2))
-    pascal = 1 if small else 4
+    birds, targets = (3, 1) if small else (12, 2)
+    pascal = 1 if small else 3
     tasks = bird_tasks(data, part, birds, targets) + pascal_tasks(data, part, pascal)
     return with_unrelated(tasks)
 
