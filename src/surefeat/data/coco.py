@@ -96,6 +96,8 @@ class Annotation:
     box: Box | None = None
     keypoints: tuple[float, ...] = ()
     """x, y, v of every keypoint, one after the other."""
+    polygons: tuple[tuple[float, ...], ...] = ()
+    """Its mask: rings of x, y, x, y ...; none where the json has none, or one as run lengths."""
     crowd: bool = False
     difficult: bool = False
     """VOC's flag."""
@@ -180,6 +182,7 @@ def _annotation(
         category=columns.get(category),
         box=(box[0], box[1], box[2], box[3]) if box else None,
         keypoints=_numbers(entry.get("keypoints"), "keypoints"),
+        polygons=_rings(entry.get("segmentation")),
         crowd=bool(entry.get("iscrowd")),
         difficult=bool(entry.get("difficult")),
         id=str(entry.get("id")),
@@ -200,6 +203,17 @@ def _numbers(values: object, field_name: str) -> tuple[float, ...]:
         return tuple(float(value) for value in values or ())  # type: ignore[attr-defined]
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{field_name} holds what is no number ({error}); correct it") from error
+
+
+def _rings(values: object) -> tuple[tuple[float, ...], ...]:
+    """The polygons of a segmentation; what is none (run lengths, a line) is left out."""
+    rings = []
+    for ring in values if isinstance(values, list) else ():
+        numbers = ring if isinstance(ring, list) else ()
+        real = all(isinstance(value, int | float) and abs(value) < _FARTHEST for value in numbers)
+        if real and len(numbers) >= 6 and len(numbers) % 2 == 0:
+            rings.append(tuple(float(value) for value in numbers))
+    return tuple(rings)
 
 
 def _inclusive(annotations: Sequence[Annotation]) -> tuple[Annotation, ...]:
@@ -276,6 +290,8 @@ def _written(note: Annotation, box: list[float]) -> dict[str, Any]:
     if note.keypoints:
         about["num_keypoints"] = sum(v > 0 for v in note.keypoints[2::3])
         about["keypoints"] = [_short(value) for value in note.keypoints]
+    if note.polygons:
+        about["segmentation"] = [[_short(value) for value in ring] for ring in note.polygons]
     return about | note.more
 
 

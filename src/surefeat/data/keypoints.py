@@ -69,6 +69,10 @@ class Labelled:
     side of the point; of a detector without calibration the height of its heat map."""
     errors: Tensor | None = None
     """(K,) pixels: how far off a detector expects the point to be if the part is in the photo."""
+    mask: tuple[Tensor, ...] = ()
+    """Its outline where known: polygons (M, 2), original pixels, centres at integers."""
+    box_score: float | None = None
+    """How probably the box is right, where it was not drawn by hand (keypoints.transfer)."""
 
     def read(self) -> Tensor:
         """The image: RGB (3, H, W) uint8."""
@@ -161,7 +165,10 @@ def _labelled(note: Annotation, image: CocoImage, item: Item, category: Category
         raise ValueError(f"its bbox is no box of a pixel or more; {fix}")
     box = torch.tensor([x1, y1, x2, y2])
     points, visible = _points(note.keypoints, category, size)
-    return Labelled(item.read, image.name, note.category, box, points, visible, size)
+    # COCO's outlines run along pixels' edges, which lie half a pixel before their centres.
+    mask = tuple(torch.tensor(ring).view(-1, 2) - 0.5 for ring in note.polygons)
+    about = (item.read, image.name, note.category, box, points, visible, size)
+    return Labelled(*about, mask=mask)
 
 
 def _points(
@@ -205,8 +212,12 @@ def _annotation(item: Labelled, image: int) -> Annotation:
         more = {"keypoint_scores": scores, "score": round(sum(scores) / max(1, len(scores)), 4)}
     if item.errors is not None:
         more["keypoint_errors"] = [round(error, 2) for error in item.errors.tolist()]
+    if item.box_score is not None:
+        more["box_score"] = round(item.box_score, 4)
     x1, y1, x2, y2 = item.box.tolist()
-    return Annotation(image, item.category, (x1, y1, x2, y2), tuple(keypoints), more=more)
+    rings = tuple(tuple((ring + 0.5).flatten().tolist()) for ring in item.mask)
+    about = (image, item.category, (x1, y1, x2, y2), tuple(keypoints), rings)
+    return Annotation(*about, more=more)
 
 
 PASCAL3D_CLASSES = (

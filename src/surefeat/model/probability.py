@@ -163,6 +163,17 @@ class KeypointTrust:
 
 
 @dataclass(frozen=True)
+class TransferTrust:
+    """How far labels that were carried over by matching can be trusted (keypoints.transfer)."""
+
+    point: Logistic
+    """That the part is in the photo, and within a tenth of the object's longer side of the place
+    (keypoints.transfer.POINT_SIGNS)."""
+    box: Logistic
+    """That the box overlaps the object's own by half or more (keypoints.transfer.BOX_SIGNS)."""
+
+
+@dataclass(frozen=True)
 class Reliability:
     """What a model knows of its own answers: three probabilities, each of its own question."""
 
@@ -184,6 +195,8 @@ class Reliability:
     """Longest sides of the network's input it was fitted at, pixels: signs change with them."""
     keypoints: KeypointTrust | None = None
     """Where the trust in a new keypoint detector starts from, before its own labels speak."""
+    transfer: TransferTrust | None = None
+    """Of labels carried from a few photos to others."""
 
     def holds_at(self, network: tuple[int, int]) -> bool:
         """Whether it speaks of inputs of this (height, width): from its least side to its most."""
