@@ -84,12 +84,12 @@ def test_parts_clicked_in_two_photos_are_found_in_a_third(
             tab.wait_for_selector(f"#part_choice label:has-text('{count + 1} {part} ✓')")
             assert tab.locator("#part_choice input:checked").count() == len(left)
             assert not left or tab.locator("#part_choice input:checked").input_value() == left[0]
-        tab.wait_for_selector(f"#part_said >> text=photos with clicks: {number + 1}")
+        tab.wait_for_selector(f"#part_said >> text=photos labelled by hand: {number + 1}")
         tab.get_by_role("button", name="next photo").click()
         tab.wait_for_selector(f"#part_said >> text=photo {number + 2} of 3")
     tab.locator("#part_fit").click()
     tab.wait_for_selector("#part_told >> text=Learned from 2 photos; the parts found in 1 photo")
-    tab.wait_for_selector("#part_found img")
+    tab.wait_for_selector("#part_found .tile img")
     with tab.expect_download() as waiting:
         tab.get_by_text("labels (COCO json)").click()
     record = tmp_path / "labels.json"
@@ -126,24 +126,24 @@ def click(tab: Any, x: float, y: float) -> None:
 
 def correct_the_third(tab: Any, beak: torch.Tensor) -> None:
     """Take a found part up, put it where it belongs, take that back, draw a box, fit again."""
-    tab.locator("#part_found button").first.click()
+    tab.locator("#part_found .tile").first.click()
     tab.wait_for_selector("#part_said >> text=photo 3 of 3")
     tab.wait_for_selector("#part_said >> text=white discs were found")
     tab.locator("#part_choice label:has-text('1 beak ?')").click()
     x, y = beak.tolist()
     click(tab, x, y)
     tab.wait_for_selector("#part_choice label:has-text('1 beak ✓')")
-    tab.wait_for_selector("#part_said >> text=photos with clicks: 3")
+    tab.wait_for_selector("#part_said >> text=photos labelled by hand: 3")
     # Nothing is chosen now: a click on the part takes it up.
     click(tab, x, y)
     tab.wait_for_selector("#part_said >> text=now click where beak belongs")
     click(tab, x + 20, y + 20)
     tab.get_by_role("button", name="undo").click()
     tab.get_by_role("button", name="undo").click()
-    tab.wait_for_selector("#part_said >> text=photos with clicks: 2")
-    tab.get_by_role("button", name="accept what was found").click()
-    tab.wait_for_selector("#part_said >> text=photos with clicks: 3")
-    tab.locator("#part_choice label:has-text('a corner of the box')").click()
+    tab.wait_for_selector("#part_said >> text=photos labelled by hand: 2")
+    tab.get_by_role("button", name="accept found").click()
+    tab.wait_for_selector("#part_said >> text=photos labelled by hand: 3")
+    tab.locator("#part_choice label:has-text('the box (two corners)')").click()
     click(tab, 10, 20)
     tab.wait_for_selector("#part_said >> text=now click the opposite corner")
     click(tab, 200, 180)

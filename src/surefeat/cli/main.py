@@ -232,16 +232,18 @@ def _verdict(matches: Matches) -> str:
 
 @dataclass(frozen=True)
 class Demo:
-    """A web page on this machine: drop two photos, click a point, see its match."""
+    """A web page on this machine: match two photos, learn parts, label a folder from one photo."""
 
     model: Model = None
+    photos: Path | None = None
+    """Folder to label: the tab Folder starts with its photos."""
     port: int = 7860
     """Local port."""
 
     def run(self) -> None:
         from surefeat.demo.app import launch
 
-        launch(self.model, port=self.port)
+        launch(self.model, photos=self.photos, port=self.port)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,6 +1,7 @@
 """`surefeat demo`: a page on this machine to match two photos by hand; needs no network.
 
-Every tab is a function that `build_page` calls: the match of two photos, here, and parts.py.
+Every tab is a function that `build_page` calls: the match of two photos, here, parts.py and
+folder.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from surefeat.core.image import ImageError
 from surefeat.data.drawn import draw
 from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.demo import pictures
+from surefeat.demo.folder import folder_tab, read_folder
+from surefeat.demo.labels import PartPhoto
 from surefeat.demo.parts import parts_tab
 from surefeat.match.dense import match_dense
 from surefeat.match.points import Matches, match_points
@@ -78,34 +81,45 @@ class Session:
         return first, second
 
 
-def build_page(model: DenseFeatures, *, reliability: Reliability | None = None) -> gr.Blocks:
-    """The page; `launch` serves it. reliability: also say how probably a match is right."""
+def build_page(
+    model: DenseFeatures, *, reliability: Reliability | None = None,
+    photos: tuple[PartPhoto, ...] = (),
+) -> gr.Blocks:  # fmt: skip
+    """The page; `launch` serves it. reliability: also say how probably a match is right.
+
+    photos: what the tab for a folder starts with; it is then the one that is open.
+    """
     page: gr.Blocks
     old = (pictures.KEPT, pictures.KEPT)
     with gr.Blocks(title="surefeat", analytics_enabled=False, delete_cache=old) as page:
         gr.Markdown("## surefeat")
-        with gr.Tab("Match"):
-            _match_tab(model, reliability)
-        with gr.Tab("Parts"):
-            parts_tab(model)
+        with gr.Tabs(selected="folder" if photos else "match"):
+            with gr.Tab("Match", id="match"):
+                _match_tab(model, reliability)
+            with gr.Tab("Parts", id="parts"):
+                parts_tab(model)
+            with gr.Tab("Folder", id="folder"):
+                folder_tab(model, photos, page)
     return page
 
 
 def launch(
-    source: str | Path | None = None, *, port: int = 7860, device: str | None = None,
-    block: bool = True,
+    source: str | Path | None = None, *, photos: str | Path | None = None, port: int = 7860,
+    device: str | None = None, block: bool = True,
 ) -> gr.Blocks:  # fmt: skip
     """Serve the page on 127.0.0.1 only, with a model: folder or shipped name (default resnet50).
 
-    Other web pages' requests are refused; a photo is read only if it was uploaded to this one.
+    Other web pages' requests are refused; a photo is read only if it was uploaded to this one, or
+    lies in the folder `photos`, which is read at the start.
 
     block: stay until interrupted; otherwise the caller closes the page that is returned.
     """
     if not 1 <= port <= 65_535:
         raise ValueError(f"port is {port}; use 1 to 65535")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    given = () if photos is None else read_folder(photos)
     model = DenseFeatures.from_pretrained(source, device=device)
-    page = build_page(model, reliability=Reliability.load(model_folder(source)))
+    page = build_page(model, reliability=Reliability.load(model_folder(source)), photos=given)
     # Fonts of the machine: gradio's own themes would ask for others.
     plain, mono = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
     theme = gr.themes.Soft(primary_hue="blue", font=plain, font_mono=mono)

@@ -26,6 +26,7 @@ function put(made, [x, y]) {
 function draw() {
   if (held) return;
   const shown = props.value, focus = document.activeElement?.dataset?.part;
+  if (shown) document.dispatchEvent(new CustomEvent("surefeat-shown", { detail: shown }));
   layer.replaceChildren();
   stage.hidden = !shown;
   if (!shown) return;
@@ -34,7 +35,7 @@ function draw() {
   photo.height = shown.height;
   photo.alt = shown.name;
   if (shown.box) {
-    const [x0, y0, x1, y1] = shown.box, box = add("box", layer);
+    const [x0, y0, x1, y1] = shown.box, box = add(shown.boxFound ? "box found" : "box", layer);
     put(box, [x0, y0]);
     box.style.width = 100 * (x1 - x0) + "%";
     box.style.height = 100 * (y1 - y0) + "%";

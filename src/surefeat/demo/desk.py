@@ -14,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 
 from surefeat.core.image import ImageError
 from surefeat.data.decode import SourceError
-from surefeat.demo.board import board, board_value, part_of, place_of
+from surefeat.demo.board import board, board_value, part_of, photo_of, place_of, sheet
 from surefeat.demo.labels import Marks, PartPhoto, Parts, Point, read_labels, with_labels
 from surefeat.demo.pictures import KEPT, SHOWN, read_upload, to_pil
 from surefeat.show.style import picture
@@ -38,6 +37,9 @@ BOX = "\x00box"
 MOST_PHOTOS = 500
 """On one desk; larger folders are work for the command line."""
 
+LISTED = 60
+"""Photos on the sheet of what was found."""
+
 _REACH = SHOWN / 30
 """How far from a part's disc a click may be to take it up, shown pixels."""
 
@@ -51,11 +53,13 @@ class Desk:
     """Session, photo, choice of the next part, line below the photo: what `show` answers with."""
     actions: gr.Column
     """Where the tab puts its button and what it tells."""
+    sheet: gr.HTML
+    """Below all, for what was found; a click on a photo opens it on the desk."""
 
 
-def build_desk(name: str, *, start: Parts, example: str) -> Desk:
-    """The desk of a tab; name: what the ids of its elements start with."""
-    session = gr.State(start, time_to_live=KEPT)
+def build_desk(start: Parts, *, example: str) -> Desk:
+    """The desk of a tab with what it starts with; example: names of parts."""
+    session, name = gr.State(start, time_to_live=KEPT), start.desk
     with gr.Row():
         with gr.Column(scale=1):
             names = gr.Textbox(
@@ -73,9 +77,10 @@ def build_desk(name: str, *, start: Parts, example: str) -> Desk:
             part = gr.Radio([], label="the next click is", elem_id=f"{name}_choice")
             actions = gr.Column()
         with gr.Column(scale=2):
-            image = board(f"{name}_photo")
+            image = board(name)
             said = gr.Markdown(elem_id=f"{name}_said")
             buttons = _buttons()
+    found = sheet(name)
     shown = [session, image, part, said]
     names.change(_on_names, [names, session], shown, **QUIET)
     add.upload(_on_files, [add, session], shown, **QUIET)
@@ -86,7 +91,8 @@ def build_desk(name: str, *, start: Parts, example: str) -> Desk:
         button.click(partial(_on_button, change), session, shown, **every)
     image.put(_on_click, [session, part], shown, **every)
     image.move(_on_drag, session, shown, **every)
-    return Desk(session, shown, actions)
+    found.open(_on_open, session, shown, **QUIET)
+    return Desk(session, shown, actions, found)
 
 
 def _buttons() -> list[tuple[gr.Button, Any]]:
@@ -95,7 +101,7 @@ def _buttons() -> list[tuple[gr.Button, Any]]:
         "previous photo": partial(_moved, -1),
         "next photo": partial(_moved, 1),
         "undo": Parts.undone,
-        "accept what was found": Parts.accepted,
+        "accept found": Parts.accepted,
         "clear its clicks": lambda session: session.marked(Marks()),
     }
     with gr.Row():
@@ -108,11 +114,6 @@ def part_photo(name: str, path: str, pixels: Tensor) -> PartPhoto:
     packed = io.BytesIO()
     to_pil(shown).save(packed, format="jpeg", quality=88)
     return PartPhoto(name, path, packed.getvalue(), frame)
-
-
-def shown_picture(photo: PartPhoto) -> Image.Image:
-    """The photo as the desk shows it, without marks."""
-    return Image.open(io.BytesIO(photo.jpeg)).convert("RGB")
 
 
 def _on_names(text: str, session: Parts) -> list[Any]:
@@ -159,9 +160,10 @@ def _on_button(change: Callable[[Parts], Parts], session: Parts) -> list[Any]:
     return show(change(session) if session.photos else session)
 
 
-def on_listed(session: Parts, event: gr.SelectData) -> list[Any]:
-    """A photo of the gallery is shown above, where what was found can be corrected."""
-    return show(replace(session, at=session.listed[event.index], corner=None))
+def _on_open(session: Parts, event: gr.EventData) -> list[Any]:
+    """A photo of the sheet is shown above, where what was found can be corrected."""
+    at = photo_of(event, session)
+    return show(session if at is None else replace(session, at=at, corner=None))
 
 
 def _on_drag(session: Parts, event: gr.EventData) -> list[Any]:
@@ -210,7 +212,7 @@ def show(session: Parts, *, part: str | None = None) -> list[Any]:
         (f"{number} {name}{sign}", name)
         for number, (name, sign) in enumerate(zip(session.names, signs, strict=True), 1)
     ]
-    choices += [("a corner of the box", BOX)] if session.photos else []
+    choices += [("the box (two corners)", BOX)] if session.photos else []
     chosen = part or (missing[0] if missing else None)
     radio = gr.Radio(choices=choices, value=chosen)
     return [session, board_value(session), radio, _line(session, part)]
@@ -229,7 +231,7 @@ def _line(session: Parts, part: str | None) -> str:
         return ""
     photo, count = session.photos[session.at], sum(bool(p.marks.places) for p in session.photos)
     where = f"photo {session.at + 1} of {len(session.photos)}, {html.escape(photo.name)}"
-    said = f"{where} · photos with clicks: {count}"
+    said = f"{where} · photos labelled by hand: {count}"
     if photo.parts().keys() - photo.marks.places.keys():
         said += " · white discs were found: drag what is wrong, or off the photo what is not seen"
     if session.corner:

@@ -56,8 +56,10 @@ class PartPhoto:
     marks: Marks = field(default_factory=Marks)
     found: dict[str, Point] = field(default_factory=dict)
     """Parts that were found here, without those that are thought not to be seen."""
+    found_box: Box | None = None
+    """The object's, where it was carried over from another photo."""
     scores: dict[str, float] = field(default_factory=dict)
-    """How probably a part is where it was found; of those not to be seen too."""
+    """How sure that was, in [0, 1]; of parts that are thought not to be seen too."""
 
     def parts(self) -> dict[str, Point]:
         """Every part with a place: where it was clicked, else where it was found."""
@@ -67,7 +69,7 @@ class PartPhoto:
     def whole(self) -> Box:
         """The box of the object."""
         height, width = self.frame.original
-        return self.marks.box or (0.0, 0.0, width - 1.0, height - 1.0)
+        return self.marks.box or self.found_box or (0.0, 0.0, width - 1.0, height - 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +84,12 @@ class Parts:
     """Of a box that is being drawn: its first corner, in the photo that is shown."""
     past: tuple[tuple[int, Marks], ...] = ()
     """Before every click: which photo, and what was labelled in it."""
-    listed: tuple[int, ...] = ()
-    """The photos whose found parts are shown below, in their order."""
     waiting: dict[str, Marks] = field(default_factory=dict)
     """Labels that were loaded of photos that are not here yet, by their names."""
+    desk: str = ""
+    """Where they are worked on: what the ids of its elements start with."""
+    probable: bool = False
+    """Scores of what was found are probabilities."""
 
     def missing(self) -> list[str]:
         """Parts that have no place yet in the photo that is shown."""
@@ -119,12 +123,11 @@ class Parts:
         """More photos, with the labels that wait for them; the first of them is shown."""
         if not added:
             return self
-        labelled = [
-            replace(photo, marks=_inside(self.waiting.get(photo.name, photo.marks), photo))
-            for photo in added
-        ]
-        names = {photo.name for photo in added}
-        waiting = {name: marks for name, marks in self.waiting.items() if name not in names}
+        waiting, labelled = dict(self.waiting), []
+        for photo in added:
+            name = _name_in(waiting, photo)
+            marks = photo.marks if name is None else waiting.pop(name)
+            labelled.append(replace(photo, marks=_inside(marks, photo)))
         photos, at = (*self.photos, *labelled), len(self.photos)
         return replace(self, photos=photos, at=at, corner=None, waiting=waiting)
 
@@ -184,13 +187,21 @@ class Parts:
             found = {name: (x, y) for name, (x, y), visible in seen if visible}
             chances = [] if item.scores is None else item.scores.tolist()
             scores = dict(zip(self.names, chances, strict=False))
-            changed[number] = replace(changed[number], found=found, scores=scores)
-        return replace(self, photos=tuple(changed), listed=tuple(photos))
+            box = _own_box(item)
+            changed[number] = replace(changed[number], found=found, scores=scores, found_box=box)
+        return replace(self, photos=tuple(changed))
 
     def forgotten(self) -> Parts:
         """Without anything that was found."""
-        photos = (replace(photo, found={}, scores={}) for photo in self.photos)
+        photos = (replace(photo, found={}, scores={}, found_box=None) for photo in self.photos)
         return replace(self, photos=tuple(photos))
+
+
+def _own_box(item: Labelled) -> Box | None:
+    """An object's box, unless it is the whole photo."""
+    x0, y0, x1, y1 = item.box.tolist()
+    whole = torch.tensor([0, 0, item.size[1] - 1, item.size[0] - 1])
+    return None if bool(((item.box - whole).abs() < 1).all()) else (x0, y0, x1, y1)
 
 
 def read_labels(path: str | Path, *, name: str) -> tuple[tuple[str, ...], dict[str, Marks]]:
@@ -208,9 +219,17 @@ def read_labels(path: str | Path, *, name: str) -> tuple[tuple[str, ...], dict[s
     labels: dict[str, Marks] = {}
     for note in notes:
         if note.category == category:
-            image = PurePath(content.images[note.image].name).name
+            image = content.images[note.image].name
             labels.setdefault(image, _marks(note, names, name=name))
     return names, labels
+
+
+def _name_in(labels: dict[str, Marks], photo: PartPhoto) -> str | None:
+    """What the labels call a photo: its name, else one with the same file name."""
+    if photo.name in labels:
+        return photo.name
+    own = PurePath(photo.name).name
+    return next((name for name in labels if PurePath(name).name == own), None)
 
 
 def _marks(note: Annotation, names: Sequence[str], *, name: str) -> Marks:
@@ -226,12 +245,12 @@ def with_labels(session: Parts, names: tuple[str, ...], labels: dict[str, Marks]
 
     What was clicked stays. Places outside their photo are left out.
     """
-    photos = list(session.photos)
+    photos, waiting = list(session.photos), dict(labels)
     for number, photo in enumerate(photos):
-        if photo.name in labels and not photo.marks.places:
-            photos[number] = replace(photo, marks=_inside(labels[photo.name], photo))
-    here = {photo.name for photo in photos}
-    waiting = {name: marks for name, marks in labels.items() if name not in here}
+        name = _name_in(waiting, photo)
+        marks = None if name is None else waiting.pop(name)
+        if marks is not None and not photo.marks.places:
+            photos[number] = replace(photo, marks=_inside(marks, photo))
     every = tuple(dict.fromkeys((*session.names, *names)))
     return replace(session, names=every, photos=tuple(photos), waiting=waiting)
 

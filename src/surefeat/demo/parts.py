@@ -10,15 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image
-
 from surefeat.core.image import ImageError
 from surefeat.data.keypoints import Labelled, write_coco
-from surefeat.demo.desk import QUIET, Desk, build_desk, on_listed, show, shown_picture
-from surefeat.demo.labels import PartPhoto, Parts
-from surefeat.demo.pictures import with_discs
+from surefeat.demo.board import how_sure, sheet_value
+from surefeat.demo.desk import LISTED, QUIET, Desk, build_desk, show
+from surefeat.demo.labels import Parts
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures
 
@@ -37,16 +33,13 @@ _HELP = (
 
 _BUSY = "Learning: about half a minute without a GPU …"
 
-# Pixels below a found photo, where the page puts its caption.
-_MARGIN = 80
-
 _FILES = ("labels (COCO json)", "found (COCO json)", "detector (zip)")
 
 
 def parts_tab(model: DenseFeatures) -> None:
     """Build the tab."""
     gr.Markdown(_HELP)
-    desk = build_desk("part", start=Parts(), example="left wheel, right wheel, roof")
+    desk = build_desk(Parts(desk="part"), example="left wheel, right wheel, roof")
     with desk.actions:
         fit = gr.Button("fit", variant="primary", elem_id="part_fit")
         told = gr.Markdown(elem_id="part_told")
@@ -55,28 +48,17 @@ def parts_tab(model: DenseFeatures) -> None:
 
 
 def _fit_button(model: DenseFeatures, fit: gr.Button, desk: Desk, outputs: list[Any]) -> None:
-    """What happens on `fit`, and the gallery below that shows it; it waits until it is done."""
-    found = found_gallery("part_found", desk)
+    """What happens on `fit`, and the sheet below that shows it; it waits until it is done."""
     begun = fit.click(
         lambda: [gr.Button(interactive=False), _BUSY], None, [fit, outputs[0]], **QUIET
     )
-    everything = [*desk.shown, *outputs, found]
+    everything = [*desk.shown, *outputs, desk.sheet]
     done = begun.then(partial(_on_fit, model), desk.session, everything, **QUIET)
     done.then(lambda: gr.Button(interactive=True), None, fit, **QUIET)
 
 
-def found_gallery(name: str, desk: Desk) -> gr.Gallery:
-    """Photos with what was found in them; a click on one opens it above."""
-    gallery = gr.Gallery(
-        show_label=False, columns=3, object_fit="contain", elem_id=name, format="jpeg",
-        buttons=[], visible=False, allow_preview=False,
-    )  # fmt: skip
-    gallery.select(on_listed, desk.session, desk.shown, **QUIET)
-    return gallery
-
-
 def _on_fit(model: DenseFeatures, session: Parts) -> list[Any]:
-    """Session, picture, choice, line; what is told, three files, gallery."""
+    """Session, picture, choice, line; what is told, three files, sheet."""
     known = set(session.names)
     clicked = [bool(photo.marks.places.keys() & known) for photo in session.photos]
     others = [number for number, labelled in enumerate(clicked) if not labelled]
@@ -93,8 +75,7 @@ def _on_fit(model: DenseFeatures, session: Parts) -> list[Any]:
         gr.Warning(html.escape(str(error)))
         return [*nothing, "", *nothing]
     session = session.forgotten().with_found(others, objects.objects)
-    both = zip(others, objects.objects, strict=True)
-    pictures = [found_picture(session.photos[n], item, session.names) for n, item in both]
+    notes = [doubt(item, session.names) for item in objects.objects]
     folder = Path(tempfile.mkdtemp(prefix="surefeat-"))
     write_coco(folder / "labels.json", labelled)
     write_coco(folder / "found.json", objects)
@@ -104,7 +85,7 @@ def _on_fit(model: DenseFeatures, session: Parts) -> list[Any]:
     buttons = [gr.DownloadButton(value=file, visible=True) for file in files]
     buttons[1] = gr.DownloadButton(value=files[1], visible=bool(others))
     told = _told(len(labelled.objects), len(others))
-    return [*show(session), told, *buttons, gr.Gallery(value=pictures, visible=bool(others))]
+    return [*show(session), told, *buttons, sheet_value(session, others[:LISTED], notes[:LISTED])]
 
 
 def _told(learned: int, others: int) -> str:
@@ -119,18 +100,13 @@ def _told(learned: int, others: int) -> str:
     )
 
 
-def found_picture(
-    photo: PartPhoto, item: Labelled, names: Sequence[str]
-) -> tuple[Image.Image, str]:
-    """A photo with what was found, above an empty strip for its caption, and that."""
+def doubt(item: Labelled, names: Sequence[str], *, probable: bool = False) -> str:
+    """The line below a photo: the part that is least sure, or those that are not seen."""
     assert item.scores is not None
-    seen = item.visible.nonzero()[:, 0].tolist()
-    pixels = torch.from_numpy(np.array(shown_picture(photo))).permute(2, 0, 1)
-    marked = with_discs(pixels, photo.frame.to_network(item.points[seen]), seen)
-    picture = Image.new("RGB", (marked.width, marked.height + _MARGIN), "white")
-    picture.paste(marked)
-    absent = [names[k] for k in range(len(names)) if k not in seen]
+    seen = item.visible.tolist()
+    absent = [name for name, here in zip(names, seen, strict=True) if not here]
     if absent:
-        return picture, f"not seen: {', '.join(absent)}"
+        return f"not seen: {', '.join(absent)}"
     least = int(item.scores.argmin())
-    return picture, f"least sure: {least + 1} {names[least]} {float(item.scores[least]):.2f}"
+    sure = how_sure(float(item.scores[least]), probable=probable)
+    return f"least sure: {least + 1} {names[least]}, {sure}"
