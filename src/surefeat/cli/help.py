@@ -24,6 +24,8 @@ FIRST = {
     "boxes predict": ("--model", "--out", "--labels", "--sheet"),
     "boxes propose": ("--file", "--labels", "--workers"),
     "keypoints fit": ("--out", "--images", "--categories", "--model"),
+    "keypoints transfer": ("--out", "--images", "--threshold", "--fit", "--json"),
+    "keypoints suggest": ("--count", "--labels", "--out", "--json"),
     "keypoints predict": ("--detector", "--out", "--category", "--threshold", "--model"),
     "evaluate self": ("--model", "--count", "--json"),
     "evaluate pf-pascal": ("--rows", "--model", "--measures", "--out", "--pairs"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg, subcommand
 
 from surefeat.cli.output import Device, Json, say
+from surefeat.cli.transfer import KeypointsSuggest, KeypointsTransfer, draw_objects
 from surefeat.keypoints.config import KeypointConfig
 
 if TYPE_CHECKING:
     from surefeat.data.decode import Skipped
-    from surefeat.data.keypoints import KeypointSet, Labelled
+    from surefeat.data.keypoints import KeypointSet
     from surefeat.keypoints.detector import KeypointDetector
 
 
@@ -107,7 +107,7 @@ class KeypointsPredict:
         record = self.out / "keypoints.json"
         write_coco(record, objects)
         if self.pictures:
-            _draw(objects, self.out)
+            draw_objects(objects, self.out)
         if self.json:
             left_out = [asdict(photo) for photo in skipped]
             coco = json.loads(record.read_text(encoding="utf-8"))
@@ -170,35 +170,15 @@ def _photos(given: Path) -> list[Path]:
     return [Path(item.read.path) for item in find_images(given)] if given.is_dir() else [given]
 
 
-def _draw(labelled: KeypointSet, out: Path) -> None:
-    """One PNG per photo, named after it, and sheet.png, a look at them all; equal names get a
-    number."""
-    from surefeat.core.files import file_stem
-    from surefeat.show.objects import keypoint_sheet, keypoints
-    from surefeat.show.style import write_figure
-
-    write_figure(keypoint_sheet(labelled.objects, labelled.categories), out / "sheet.png")
-    photos: dict[str, list[Labelled]] = {}
-    for item in labelled.objects:
-        photos.setdefault(item.name, []).append(item)
-    taken, equal = {"sheet"}, Counter[str]()
-    for name, objects in photos.items():
-        plain = stem = file_stem(Path(name).stem)
-        while stem in taken:
-            equal[plain] += 1
-            stem = f"{plain}_{equal[plain] + 1}"
-        taken.add(stem)
-        drawn = keypoints(objects[0].read(), objects, labelled.categories)
-        write_figure(drawn, out / f"{stem}.png", dpi=100)
-
-
 @dataclass(frozen=True)
 class Keypoints:
     """Find object parts from a handful of labels."""
 
     what: Annotated[
         Annotated[KeypointsFit, subcommand("fit")]
-        | Annotated[KeypointsPredict, subcommand("predict")],
+        | Annotated[KeypointsPredict, subcommand("predict")]
+        | Annotated[KeypointsTransfer, subcommand("transfer")]
+        | Annotated[KeypointsSuggest, subcommand("suggest")],
         arg(name=""),
     ]
 

@@ -140,6 +140,14 @@ class Transferred:
                 kept.append(replace(item, visible=seen))
         return KeypointSet(self.categories, tuple(kept))
 
+    def asked(self) -> tuple[Tensor, ...]:
+        """Of every category the parts (K,) that a labelled object has, or its mirrored twin."""
+        masks = [torch.zeros(len(kind.keypoints), dtype=torch.bool) for kind in self.categories]
+        for item in self.sources:
+            flip = torch.tensor(self.categories[item.category].flip, dtype=torch.long)
+            masks[item.category] |= item.visible | item.visible[flip]
+        return tuple(masks)
+
     def empty(self) -> tuple[str, ...]:
         """Photos in which nothing was found."""
         full = {item.name for item in self.found(sources=False).objects}
@@ -170,7 +178,7 @@ def transfer(
     items = [item for item in known.objects if bool(item.visible.any()) or _boxed(item)]
     if not items:
         raise ValueError("no labelled object has a keypoint (v of 1 or 2) or a box; label one")
-    targets = _targets(photos)
+    targets = photo_names(photos)
     labelled = {os.path.realpath(item.image.path) for item in known.objects}
     todo = {path: name for path, name in targets.items() if os.path.realpath(path) not in labelled}
     if not todo:
@@ -388,7 +396,7 @@ def _longer(box: Tensor) -> float:
     return float((box[2:] - box[:2] + 1).max())
 
 
-def _targets(photos: str | Path | Sequence[str | Path]) -> dict[Path, str]:
+def photo_names(photos: str | Path | Sequence[str | Path]) -> dict[Path, str]:
     """Photos with their names: below a single folder, else as they are given."""
     many = [photos] if isinstance(photos, str | Path) else list(photos)
     if not many:

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
+from torch import Tensor
+
 from surefeat.boxes.select import Candidate, Selection
 from surefeat.core.image import ImageLike
 from surefeat.data.coco import Category
@@ -74,6 +76,8 @@ def _mark_object(axes: Axes, item: Labelled, across: float) -> None:
     """Its box, unless that is the whole photo, and its visible keypoints."""
     if item.box.tolist() != [0, 0, item.size[1] - 1, item.size[0] - 1]:
         style.outline(axes, item.box.tolist(), style.GREY, width=0.8)
+    for ring in item.mask:
+        axes.fill(*ring.T.tolist(), facecolor="none", edgecolor=style.PALETTE[2], linewidth=1.0)
     for k, (x, y) in enumerate(item.points.tolist()):
         if bool(item.visible[k]):
             sure = 1.0 if item.scores is None else min(1.0, float(item.scores[k]))
@@ -95,13 +99,16 @@ def _name(objects: Sequence[Labelled], k: int, name: str) -> str:
 
 @rc_context(style.STYLE)
 def keypoint_sheet(
-    objects: Sequence[Labelled], categories: Sequence[Category], *, count: int = 36
-) -> Figure:
+    objects: Sequence[Labelled], categories: Sequence[Category], *, count: int = 36,
+    asked: Sequence[Tensor] | None = None,
+) -> Figure:  # fmt: skip
     """At most `count` objects cut out of their photos, those a detector is least sure of first.
 
-    Under each stands the part it is least sure of, or those that it does not see.
+    Under each stands the part it is least sure of, or those that it does not see. asked: of each
+    category the parts (K,) bool that could be found at all, where labels were carried over: others
+    are not missed, and an object is as doubtful as these are on average.
     """
-    shown = sorted(objects, key=_least_score)[:count]
+    shown = sorted(objects, key=lambda item: _least_score(item, asked))[:count]
     rows = math.ceil(len(shown) / _COLUMNS)
     names = dict.fromkeys(f"{k + 1} {part}" for kind in sorted({item.category for item in shown})
                           for k, part in enumerate(categories[kind].keypoints))  # fmt: skip
@@ -116,24 +123,46 @@ def keypoint_sheet(
         _mark_object(axes, item, _TINY)
         _cut_out(axes, item)
         style.small_title(axes, PurePath(item.name).name)
-        note = _doubt(item, categories[item.category].keypoints)
+        note = _doubt(item, categories[item.category].keypoints, asked)
         axes.text(0.5, -0.03, note, transform=axes.transAxes, ha="center", va="top", fontsize=7,
                   color=style.GREY, parse_math=False)  # fmt: skip
     return figure
 
 
-def _least_score(item: Labelled) -> float:
-    return 0.0 if item.scores is None else float(item.scores.min())
+@rc_context(style.STYLE)
+def photo_sheet(photos: Sequence[ImageLike], notes: Sequence[str], *, label: str) -> Figure:
+    """Whole photos in their order, numbered, with a note under each."""
+    rows = math.ceil(len(photos) / _COLUMNS)
+    figure = style.new_figure(1.75 * rows + 0.4, label)
+    figure.suptitle(label, x=0.005, ha="left", fontsize=9)
+    grid = figure.subplots(rows, _COLUMNS, squeeze=False)
+    style.hide_frames(grid.flat)
+    for number, (axes, photo) in enumerate(zip(grid.flat, photos, strict=False)):
+        style.show(axes, *style.picture(photo))
+        name = PurePath(photo).name if isinstance(photo, str | PurePath) else ""
+        style.small_title(axes, f"{number + 1}  {name}")
+        axes.text(0.5, -0.03, notes[number], transform=axes.transAxes, ha="center", va="top",
+                  fontsize=7, color=style.GREY, parse_math=False)  # fmt: skip
+    return figure
 
 
-def _doubt(item: Labelled, names: Sequence[str]) -> str:
-    absent = [name for name, seen in zip(names, item.visible.tolist(), strict=True) if not seen]
+def _least_score(item: Labelled, asked: Sequence[Tensor] | None) -> float:
+    if item.scores is None or not len(item.scores):
+        return item.box_score or 0.0
+    if asked is None:
+        return float(item.scores.min())
+    return float(item.scores[asked[item.category]].mean())
+
+
+def _doubt(item: Labelled, names: Sequence[str], asked: Sequence[Tensor] | None) -> str:
+    missed = ~item.visible if asked is None else ~item.visible & asked[item.category]
+    absent = [name for name, gone in zip(names, missed.tolist(), strict=True) if gone]
     if absent:
         said = f"not seen: {', '.join(absent)}"
         return said if len(said) <= _NOTE else f"{len(absent)} of {len(names)} not seen"
-    if item.scores is None:
+    if item.scores is None or not len(item.scores):
         return ""
-    least = int(item.scores.argmin())
+    least = int(item.scores.masked_fill(~item.visible, 2.0).argmin())
     return f"{least + 1} {names[least]} {float(item.scores[least]):.2f}"
 
 
