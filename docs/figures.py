@@ -147,7 +147,7 @@ def before_after() -> Figure:
         learned = pretrain(
             photos, out=Path(folder, "run"), config=config, init="none", device="cpu"
         )
-    after = f"after {BIRD_STEPS} steps on {BIRDS_LEARNED} unlabelled birds"
+    after = f"after {BIRD_STEPS} steps on {BIRDS_LEARNED} birds"
     stages = {"before": untrained, after: learned.model}
     return bird_matches(stages, birds[BIRDS_LEARNED:])
 

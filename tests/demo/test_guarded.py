@@ -16,7 +16,7 @@ from tiny import write_model
 
 pytest.importorskip("gradio", reason="needs the demo extra")
 
-from browser import serve
+from browser import ask, event_of, given, serve
 from surefeat.demo.app import launch
 
 
@@ -30,36 +30,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def visitor(page: Any) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=page.local_url, trust_env=False, timeout=60) as client:
         yield client
-
-
-def event_of(page: Any, name: str, event: str) -> int:
-    """The number under which the queue knows what happens at an event of a named element."""
-    (element,) = [part for part in page.config["components"]
-                  if part["props"].get("elem_id") == name]  # fmt: skip
-    (number,) = [known["id"] for known in page.config["dependencies"]
-                 if [element["id"], event] in map(list, known["targets"])]  # fmt: skip
-    return int(number)
-
-
-def ask(client: httpx.Client, event: int, data: list[Any], **more: Any) -> dict[str, Any]:
-    """What the queue answers when an event is sent by hand, and the warnings on the way."""
-    session = more.pop("session", "0123456789")
-    sent = {"data": data, "fn_index": event, "session_hash": session, **more}
-    client.post("gradio_api/queue/join", json=sent).raise_for_status()
-    warnings = []
-    with client.stream("GET", "gradio_api/queue/data", params={"session_hash": session}) as lines:
-        for line in lines.iter_lines():
-            said = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
-            if said.get("msg") == "log":
-                warnings.append(said["log"])
-            if said.get("msg") == "process_completed":
-                return {**said, "warnings": warnings}
-    raise AssertionError("the queue did not answer")
-
-
-def given(path: Path | str) -> dict[str, Any]:
-    """A photo as the browser names it after the upload."""
-    return {"path": str(path), "orig_name": "a.png", "meta": {"_type": "gradio.FileData"}}
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def folder_tab(model: DenseFeatures, photos: tuple[PartPhoto, ...], page: gr.Blo
     known, outputs = [desk.session, carried, least], [*desk.shown, told, desk.sheet, least]
     merged = done.then(_on_carried, known, outputs, **QUIET)
     merged.then(lambda: gr.Button(interactive=True), None, go, **QUIET)
-    least.release(_on_carried, known, outputs, **QUIET)
+    least.input(_on_carried, known, outputs, trigger_mode="always_last", **QUIET)
     written = save.click(_on_save, desk.session, file, **QUIET)
     written.then(None, None, None, js=_SAVE, **QUIET)
     page.load(show, desk.session, desk.shown, **QUIET)
