@@ -220,6 +220,8 @@ UNRELATED = "these two photos seem to have nothing in common"
 
 def _verdict(matches: Matches) -> str:
     """What `surefeat match` says in a line: related or not, how many, how sure, what is missing."""
+    from surefeat.show.match_page import percent
+
     said = f"{len(matches)} matches"
     astray = len(matches) - int(matches.mutual.sum())
     said += f", {astray} of which do not lead back (mutual: false in matches.json)" * bool(astray)
@@ -227,7 +229,7 @@ def _verdict(matches: Matches) -> str:
         return f"{said}; no probability: it is not fitted for this model, size or matching"
     said += f", {int((matches.probability > 0.5).sum())} of them probably right"
     verdict = UNRELATED if matches.related < 0.5 else "these two photos show the same kind of thing"
-    return f"{verdict} (probability {matches.related:.0%}); {said}"
+    return f"{verdict} (probability {percent(matches.related)}); {said}"
 
 
 @dataclass(frozen=True)
