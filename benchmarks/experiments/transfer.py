@@ -77,11 +77,12 @@ class Task:
 
 
 def choose(
-    objects: Sequence[Labelled], rng: random.Random, *, targets: int
+    objects: Sequence[Labelled], rng: random.Random, *, targets: int, sided: bool
 ) -> tuple[tuple[Labelled, ...], list[Labelled]] | None:
     """Three sources, which show half of what any shows, and targets; None where they are too few.
 
-    Photos with one object alone are used, so that it is clear which is meant.
+    Photos with one object alone are used, so that it is clear which is meant. sided: half of
+    the targets show the first source's side, where there are as many.
     """
     names = [item.name for item in objects]
     alone = [item for item in objects if names.count(item.name) == 1]
@@ -91,8 +92,17 @@ def choose(
     most = max((int(item.visible.sum()) for item in large), default=0)
     rich = [item for item in large if int(item.visible.sum()) >= most / 2][:SOURCES]
     rest = [item for item in large if all(item is not other for other in rich)]
-    enough = len(rich) == SOURCES and len(rest) >= targets
-    return (tuple(rich), rest[:targets]) if enough else None
+    if len(rich) < SOURCES or len(rest) < targets:
+        return None
+    alike = [item for item in rest if sided and same_side(rich[0].visible, item.visible)]
+    near = alike[: -(-targets // 2)]
+    far = [item for item in rest if all(item is not other for other in near)]
+    return tuple(rich), (near + far)[:targets]
+
+
+def same_side(visible0: Tensor, visible1: Tensor) -> bool:
+    """Of the parts (K,) seen in either, ALIKE or more are seen in both."""
+    return int((visible0 & visible1).sum()) >= ALIKE * int((visible0 | visible1).sum())
 
 
 def bird_tasks(data: Path, part: str, count: int, targets: int) -> list[Task]:
@@ -106,7 +116,7 @@ def bird_tasks(data: Path, part: str, count: int, targets: int) -> list[Task]:
     half = sorted(species)[part == "check" :: 2]
     tasks = []
     for number in half:
-        chosen = choose(species[number], rng, targets=targets)
+        chosen = choose(species[number], rng, targets=targets, sided=False)
         if chosen and len(tasks) < count * targets:
             about = ("birds", str(number), whole.categories[0], chosen[0])
             tasks += [Task(*about, target, True) for target in chosen[1]]
@@ -114,14 +124,25 @@ def bird_tasks(data: Path, part: str, count: int, targets: int) -> list[Task]:
 
 
 def pascal_tasks(data: Path, part: str, targets: int) -> list[Task]:
-    """Groups are classes; the train split is for the fit, val for the check."""
+    """Groups are classes; the train split is for the fit, val for the check.
+
+    The fit has to do with all that there is; in the check, objects that are difficult, truncated or
+    occluded are not used, and half of the photos show the first source's side.
+    """
     rng = random.Random(0)
     split = "train" if part == "fit" else "val"
-    whole = read_coco(data / f"pascal3d/keypoints_{split}.json", images=data / "voc")
+    file = data / f"pascal3d/keypoints_{split}.json"
+    whole = read_coco(file, images=data / "voc")
+    notes = json.loads(file.read_text())["annotations"]
+    flags = ("difficult", "truncated", "occluded")
+    whole = replace(whole, objects=tuple(
+        replace(item, visible=item.visible & (part == "fit" or not any(note[f] for f in flags)))
+        for item, note in zip(whole.objects, notes, strict=True)
+    ))  # fmt: skip
     tasks = []
     for number, category in enumerate(whole.categories):
         mine = [item for item in whole.objects if item.category == number]
-        chosen = choose(mine, rng, targets=targets)
+        chosen = choose(mine, rng, targets=targets, sided=part == "check")
         if chosen:
             about = ("pascal3d", category.name, category, _plain(chosen[0]))
             tasks += [Task(*about, target, True) for target in _plain(chosen[1])]
@@ -232,9 +253,15 @@ def answer(task: Task, carried: Sequence[Carried]) -> Answer:
     away = (joined.points - truth.points).norm(dim=-1)
     right = (away < RIGHT_WITHIN * longer_side(truth.box)) & seen
     shown = torch.stack([one.labelled.visible for one in carried])
-    common = (shown & seen).sum(1) / (shown | seen).sum(1).clamp_min(1)
     overlap = float(box_iou(joined.box[None], truth.box[None].float()))
-    return Answer(task, joined, shown.any(0) & seen, right, overlap, bool((common >= ALIKE).any()))
+    return Answer(
+        task,
+        joined,
+        shown.any(0) & seen,
+        right,
+        overlap,
+        any(same_side(one, seen) for one in shown),
+    )
 
 
 def pck(answers: Sequence[Answer]) -> float | None:
@@ -357,8 +384,8 @@ def choices(tasks: Sequence[Task], carried: Sequence[Sequence[Carried]]) -> dict
 
 
 def tasks_of(data: Path, part: str, *, small: bool) -> list[Task]:
-    birds, targets = (3, 1) if small else ((16, 2) if part == "fit" else (30, 2))
-    pascal = 1 if small else (4 if part == "fit" else 7)
+    birds, targets = (3, 1) if small else ((16, 2) if part == "fit" else (14, 2))
+    pascal = 1 if small else 4
     tasks = bird_tasks(data, part, birds, targets) + pascal_tasks(data, part, pascal)
     return with_unrelated(tasks)
 

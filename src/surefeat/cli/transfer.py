@@ -106,7 +106,7 @@ class KeypointsTransfer:
         photos = len({item.name for item in transferred.objects})
         labelled = len({item.name for item in found.objects})
         kept = sum(int(item.visible.sum()) for item in found.objects)
-        lines = [f"skipped {one.reason}" for one in transferred.skipped]
+        lines = [f"skipped {one.name}: {one.reason}" for one in transferred.skipped]
         said = f"{labelled} of {photos} photos labelled, {kept} keypoints"
         if transferred.calibrated:
             sure = sum(int((item.scores >= self.sure).sum()) for item in found.objects
@@ -163,7 +163,7 @@ class KeypointsSuggest:
         names = [one.photo for one in suggested.suggestions]
         write_text(self.out / "suggest.txt", "".join(f"{name}\n" for name in names))
         _draw_suggested(suggested, self.out)
-        lines = [f"skipped {one.reason}" for one in suggested.skipped]
+        lines = [f"skipped {one.name}: {one.reason}" for one in suggested.skipped]
         said = f"{len(names)} photos to label, which with {suggested.labelled} labelled ones cover"
         said += f" {suggested.covered:.0%} of what the {len(suggested.paths)} photos show"
         words = "\n".join([*lines, *names, f"{said}; look at {self.out}"])

@@ -336,8 +336,15 @@ def join(carried: Sequence[Carried], size: tuple[int, int]) -> Joined:
     }  # fmt: skip
     return Joined(
         carried[0].labelled.category, box, place, known, signs,
-        _box_signs(carried, overlap[best], near, scale), both * known, carried[best].mask,
+        _box_signs(carried, overlap[best], near, scale), both * known, _best_mask(carried, near),
     )  # fmt: skip
+
+
+def _best_mask(carried: Sequence[Carried], near: Tensor) -> tuple[Tensor, ...]:
+    """Of those that agree on the box, and have one, the best supported one's."""
+    outlined = [(float(near[i]), one.mask) for i, one in enumerate(carried) if one.mask]
+    weight, mask = max(outlined, key=lambda pair: pair[0], default=(0.0, ()))
+    return mask if weight > 0 else ()
 
 
 def _box_signs(
