@@ -200,9 +200,10 @@ class Relate:
         write_json(self.out / "relations.json", relations.to_dict())
         try:
             from surefeat.show.relations import group_sheet, relation_matrix
+            from surefeat.show.style import write_figure
 
-            group_sheet(relations).savefig(self.out / "groups.png", dpi=150)
-            relation_matrix(relations).savefig(self.out / "matrix.png", dpi=150)
+            write_figure(group_sheet(relations), self.out / "groups.png")
+            write_figure(relation_matrix(relations), self.out / "matrix.png")
         except ImportError as error:
             say_not_drawn("pictures", error)
         large = [len(group) for group in relations.groups if len(group) > 1]
