@@ -247,9 +247,10 @@ class Relate:
         write_json(self.out / "relations.json", relations.to_dict())
         try:
             from surefeat.show.relations import group_sheet, relation_matrix
+            from surefeat.show.style import write_figure
 
-            group_sheet(relations).savefig(self.out / "groups.png", dpi=150)
-            relation_matrix(relations).savefig(self.out / "matrix.png", dpi=150)
+            write_figure(group_sheet(relations), self.out / "groups.png")
+            write_figure(relation_matrix(relations), self.out / "matrix.png")
         except ImportError as error:
             say_not_drawn("pictures", error)
         large = [len(group) for group in relations.groups if len(group) > 1]
@@ -267,6 +268,8 @@ UNRELATED = "these two photos seem to have nothing in common"
 
 def _verdict(matches: Matches) -> str:
     """What `surefeat match` says in a line: related or not, how many, how sure, what is missing."""
+    from surefeat.show.match_page import percent
+
     said = f"{len(matches)} matches"
     astray = len(matches) - int(matches.mutual.sum())
     said += f", {astray} of which do not lead back (mutual: false in matches.json)" * bool(astray)
@@ -274,21 +277,23 @@ def _verdict(matches: Matches) -> str:
         return f"{said}; no probability: it is not fitted for this model, size or matching"
     said += f", {int((matches.probability > 0.5).sum())} of them probably right"
     verdict = UNRELATED if matches.related < 0.5 else "these two photos show the same kind of thing"
-    return f"{verdict} (probability {matches.related:.0%}); {said}"
+    return f"{verdict} (probability {percent(matches.related)}); {said}"
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A web page on this machine: drop two photos, click a point, see its match."""
+    """A web page on this machine: match two photos, learn parts, label a folder from one photo."""
 
     model: Model = None
+    photos: Path | None = None
+    """Folder to label: the tab Folder starts with its photos."""
     port: int = 7860
     """Local port."""
 
     def run(self) -> None:
         from surefeat.demo.app import launch
 
-        launch(self.model, port=self.port)
+        launch(self.model, photos=self.photos, port=self.port)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -55,7 +55,7 @@ _RETURNS = 0.05
 # Grey of the pixels that are not shown.
 _BLANK = 228
 
-_SURE = f"that return, matched there and back, within {_RETURNS:.0%} of its longer side"
+_SURE = f"that return, matched there and back, within {100 * _RETURNS:.0f} % of its longer side"
 
 
 def _side_by_side(
@@ -211,7 +211,7 @@ def warped(
         blank = torch.full_like(second, _BLANK)
         moved = torch.where(sure.cpu(), moved, blank)
         half = torch.where(sure.cpu(), half, (second.float() * 0.3 + 0.7 * blank).byte())
-        label += f" Only the {sure.float().mean():.0%} of B {_SURE}; the rest is blank."
+        label += f" Only the {100 * sure.float().mean():.0f} % of B {_SURE}; the rest is blank."
     height, width = second.shape[1:]
     figure = style.new_figure(style.WIDTH / 3 * height / width + 0.4, label)
     axes, frame = figure.subplots(1, 3), Frame((height, width), (height, width))
