@@ -38,6 +38,7 @@ COMMANDS = {
     " --device cpu --size 64 --hidden 8 --least-steps 2 --least-views 4",
     "keypoints predict": "{first} --category bird --detector {detector} --out {new} --model {model}"
     " --device cpu",
+    "keypoints convert": "{photos}/keypoints.json {new}.slp --categories bird",
     "evaluate self": "{photos} --model {model} --count 4 --device cpu",
     "evaluate parts": "--model {model} --count 16 --size 64",
     "evaluate pairs": "{listed} " + MATCHING,
