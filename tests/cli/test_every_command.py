@@ -43,6 +43,7 @@ COMMANDS = {
     " --device cpu",
     "keypoints transfer": "{labelled} {few} --out {new} --model {model} --device cpu",
     "keypoints suggest": "{few} --count 2 --out {new} --model {model} --device cpu",
+    "keypoints convert": "{photos}/keypoints.json {new}.slp --categories bird",
     "evaluate self": "{photos} --model {model} --count 4 --device cpu",
     "evaluate parts": "--model {model} --count 16 --size 64",
     "evaluate pairs": "{listed} " + MATCHING,

@@ -29,6 +29,7 @@ FIRST = {
     "keypoints transfer": ("--out", "--images", "--threshold", "--fit", "--json"),
     "keypoints suggest": ("--count", "--labels", "--out", "--json"),
     "keypoints predict": ("--detector", "--out", "--category", "--threshold", "--model"),
+    "keypoints convert": ("--images", "--categories", "--to", "--from"),
     "evaluate self": ("--model", "--count", "--json"),
     "evaluate pf-pascal": ("--rows", "--model", "--measures", "--out", "--pairs"),
     "evaluate pf-willow": ("--rows", "--model", "--measures", "--out", "--pairs"),
@@ -135,7 +136,7 @@ def _entry(typed: str, meaning: str) -> tuple[str, str]:
 
 def _plain(typed: str) -> str:
     """{None}|{[FLOAT FLOAT [FLOAT FLOAT ...]]} -> X X ..."""
-    typed = typed.replace("{None}|", "")
+    typed = typed.replace("{None}|", "").replace("{None,", "{")
     typed = re.sub(r"\{?\[([^\[\]]+) \[(?:\1 )?\.\.\.\]\]\}?", r"\1 ...", typed)
     return re.sub(r"\b(INT|FLOAT|STR)\b", lambda word: _WORDS[word[0]], typed)
 
