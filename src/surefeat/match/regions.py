@@ -80,22 +80,45 @@ def match_regions(
     otherwise the raw inner products are added. lower: use the lower layer at all; what each of
     the two counts follows from their weights. pooling: what a bin keeps of its cells.
     """
-    check_pair(features0, features1)
     device = features0.descriptors.device
     boxes0 = stack_boxes(boxes0, size=features0.frame.original).to(device)
     boxes1 = stack_boxes(boxes1, size=features1.frame.original).to(device)
     if not len(boxes1):
         raise ValueError("boxes1 is empty, so nothing can be matched; pass at least one box")
+    blocks = _pooled_pair(
+        features0, features1, boxes0, boxes1, confidence=confidence, lower=lower, pooling=pooling
+    )
+    weights = (descriptor_weight, lower_weight) if lower else (1.0,)
+    score, index = _best(*blocks, weights, normalised=normalised)
+    return RegionMatches(boxes0, boxes1[index], score, index)
+
+
+@torch.no_grad()
+def score_regions(
+    features0: Features, features1: Features, boxes0: Tensor, boxes1: Tensor, *, confidence: bool,
+    lower: bool, descriptor_weight: float, lower_weight: float, pooling: Pooling = "max",
+) -> Tensor:  # fmt: skip
+    """(N, M): the scores of all pairs of boxes, of which match_regions keeps the best."""
+    blocks = _pooled_pair(
+        features0, features1, boxes0, boxes1, confidence=confidence, lower=lower, pooling=pooling
+    )
+    weights = (descriptor_weight, lower_weight) if lower else (1.0,)
+    return region_scores(*blocks, weights, normalised=True)
+
+
+def _pooled_pair(
+    features0: Features, features1: Features, boxes0: Tensor, boxes1: Tensor, *, confidence: bool,
+    lower: bool, pooling: Pooling,
+) -> tuple[list[Pooled], list[Pooled]]:  # fmt: skip
+    """Every layer that counts, pooled over the boxes of either image."""
+    check_pair(features0, features1)
     layers: tuple[Layer, ...] = ("descriptors", "lower") if lower else ("descriptors",)
 
     def pooled(features: Features, boxes: Tensor) -> list[Pooled]:
         return [pool_layer(features, boxes, layer, confidence=confidence, pooling=pooling)
                 for layer in layers]  # fmt: skip
 
-    weights = (descriptor_weight, lower_weight) if lower else (1.0,)
-    blocks = (pooled(features0, boxes0), pooled(features1, boxes1))
-    score, index = _best(*blocks, weights, normalised=normalised)
-    return RegionMatches(boxes0, boxes1[index], score, index)
+    return pooled(features0, boxes0), pooled(features1, boxes1)
 
 
 def pool_layer(

@@ -13,15 +13,16 @@ from surefeat.match.config import ProposalConfig
 if TYPE_CHECKING:
     from surefeat.match.votes import Voting
 
-Measure = Literal["nearest", "voting", "location", "regions", "flow", "mean-flow"]
+Measure = Literal["nearest", "voting", "location", "regions", "flow", "mean-flow", "own"]
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 """nearest: keypoints by nearest neighbour; voting: neighbours that move alike support each other,
 the default of all matching; location: nearest neighbour with a bonus for the same place, a control;
 regions: PCR and mIoU; flow: keypoints by the paper's route, region matches -> dense flow -> SD
-filter; mean-flow: the same, but regions are pooled by means, not maxima."""
+filter; mean-flow: the same, but regions are pooled by means, not maxima; own: keypoints as a row
+itself moves them, for rows that have a way of their own."""
 
-POINT_MEASURES: tuple[Measure, ...] = ("flow", "mean-flow", "nearest", "voting", "location")
+POINT_MEASURES: tuple[Measure, ...] = ("flow", "mean-flow", "nearest", "voting", "location", "own")
 
 REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "mean-flow")
 """Those that need proposals."""
@@ -29,7 +30,7 @@ REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "mean-flow")
 ALPHAS = (0.05, 0.1, 0.15)
 """Of PCK."""
 
-SHIFTED: tuple[Measure, ...] = ("nearest", "voting", "location", "regions")
+SHIFTED: tuple[Measure, ...] = ("nearest", "voting", "location", "regions", "own")
 """Measured with image 1 shifted, if nothing else is asked for."""
 
 
