@@ -138,7 +138,7 @@ class EvaluateMatching:
     """Folder of the benchmark in its public layout; for pairs a CSV list."""
     rows: tuple[str, ...] = ("ours",)
     """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, res4e, sift, hog,
-    NAME=FOLDER for another trained model, or a peer of the paper: hyperpixel-flow."""
+    NAME=FOLDER for another trained model, or a peer (`surefeat peers list`)."""
     model: str | None = None
     """Of the row ours: model or run folder, or one that ships (resnet50, vgg16)."""
     init: tuple[str, ...] = ("imagenet",)
@@ -178,7 +178,7 @@ class EvaluateMatching:
 
         paths = evaluate_rows(
             self.benchmark, self.data, model=self.model, init=self.init,
-            rows=with_peers(self.rows, init=self.init, device=self.device),
+            rows=with_peers(self.rows, init=self.init, model=self.model, device=self.device),
             out=self.out, split=self.split, images=self.images, proposals=self.proposals,
             boxes=self.boxes, seed=self.seed, measures=self.measures, shifted=self.shifted,
             side=self.side, inputs=self.inputs, pairs=self.pairs, device=self.device,

@@ -25,6 +25,7 @@ FIRST = {
     "boxes propose": ("--file", "--labels", "--workers"),
     "keypoints fit": ("--out", "--images", "--categories", "--model"),
     "keypoints predict": ("--detector", "--out", "--category", "--threshold", "--model"),
+    "peers fit": ("--out", "--init", "--keep", "--steps", "--resume"),
     "evaluate self": ("--model", "--count", "--json"),
     "evaluate pf-pascal": ("--rows", "--model", "--measures", "--out", "--pairs"),
     "evaluate pf-willow": ("--rows", "--model", "--measures", "--out", "--pairs"),

@@ -23,6 +23,7 @@ from surefeat.cli.evaluate import Evaluate
 from surefeat.cli.help import print_help
 from surefeat.cli.keypoints import Keypoints
 from surefeat.cli.output import Device, Json, Model, say, say_aside, say_not_drawn
+from surefeat.cli.peers import Peers
 from surefeat.learn.config import Config, Preset, preset
 
 if TYPE_CHECKING:
@@ -290,6 +291,7 @@ def _commands(argv: list[str]) -> Any:
         | Annotated[Boxes, subcommand("boxes")]
         | Annotated[Keypoints, subcommand("keypoints")]
         | Annotated[Evaluate, subcommand("evaluate")]
+        | Annotated[Peers, subcommand("peers")]
         | Annotated[Report, subcommand("report")]
         | Annotated[Export, subcommand("export")]
         | Annotated[Demo, subcommand("demo")]

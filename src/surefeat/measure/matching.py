@@ -172,7 +172,7 @@ def _measure_regions(
     def matched(pooling: Pooling, weights: tuple[float, float]) -> tuple[Tensor, Tensor]:
         """Best box (N,) of image 1 and its score (N,)."""
         if row.describe or row.rescore:
-            score, index = _own_scores(row, fine, square, pooling, weights, protocol).max(1)
+            score, index = _own_scores(case, row, fine, square, pooling, weights, protocol).max(1)
             return index.cpu(), score.float().cpu()
         matches = match_regions(
             *fine, *square, confidence=row.confidence, lower=row.lower, pooling=pooling,
@@ -201,12 +201,13 @@ def _measure_regions(
 
 
 def _own_scores(
-    row: Row, fine: Sequence[Features], square: Sequence[Tensor], pooling: Pooling,
+    case: Case, row: Row, fine: Sequence[Features], square: Sequence[Tensor], pooling: Pooling,
     weights: tuple[float, float], protocol: Protocol,
 ) -> Tensor:  # fmt: skip
     """Scores (N, M), not below 0, of a row that describes regions or scores them itself."""
     boxes = [part.to(fine[0].descriptors.device) for part in square]
-    pair = RegionPair(boxes[0], boxes[1], protocol.side)
+    sizes = (case.pair.size0, case.pair.size1)
+    pair = RegionPair(boxes[0], boxes[1], sizes, protocol.side)
     if row.describe:
         described = [row.describe(f, b) for f, b in zip(fine, boxes, strict=True)]
         scores = described[0] @ described[1].T

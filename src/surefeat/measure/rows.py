@@ -47,12 +47,23 @@ class RegionPair:
     """(N, 4) inclusive, pixels of the square the network sees."""
     boxes1: Tensor
     """(M, 4) likewise of image 1."""
+    sizes: tuple[tuple[int, int], tuple[int, int]]
+    """(height, width) of both images as they are."""
     side: int
     """Of the square, pixels."""
     described0: Tensor | None = None
     """(N, D): what the row's `describe` gave, if it has one."""
     described1: Tensor | None = None
     """(M, D)."""
+
+    def originals(self) -> tuple[Tensor, Tensor]:
+        """The boxes in original pixels of their images."""
+        square = (self.side, self.side)
+        first, second = (
+            Frame(square, size).boxes_to_network(boxes)
+            for boxes, size in zip((self.boxes0, self.boxes1), self.sizes, strict=True)
+        )
+        return first, second
 
 
 @dataclass(frozen=True, eq=False)

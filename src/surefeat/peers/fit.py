@@ -1,0 +1,106 @@
+"""`fit_peer`: a peer trained, or estimated, on photos; what it leaves is a row's FOLDER."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from surefeat.core import progress
+from surefeat.core.files import choose_device
+from surefeat.core.image import resize
+from surefeat.data.decode import Canvas, Skipped
+from surefeat.data.sources import find_images
+from surefeat.learn.runs import alone
+from surefeat.peers.fitting import note_photos, read_canvas, save_peer, start_run
+from surefeat.peers.hog import fit_background
+
+Trained = Literal["hog"]
+
+NAMES: tuple[Trained, ...] = get_args(Trained)
+
+SIDE = 224
+"""Square at which rows see photos, pixels."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What may be asked of a training; None: the peer's own default."""
+
+    steps: int | None = None
+    """Batches."""
+    batch: int | None = None
+    """Photos, or pairs, of a step."""
+    lr: float | None = None
+    """Learning rate."""
+    seed: int = 0
+    """Of the weights, the order of photos and all that is drawn."""
+
+
+@dataclass(frozen=True)
+class FittedPeer:
+    """What a training left behind."""
+
+    folder: Path
+    photos: int
+    steps: int
+    loss: float | None
+    """Mean of the last line of the log."""
+    skipped: tuple[Skipped, ...]
+
+
+@alone
+def fit_peer(
+    name: str,
+    source: str | Path,
+    *,
+    out: str | Path,
+    asked: Asked | None = None,
+    init: Sequence[str | Path] = ("imagenet",),
+    images: str | Path | None = None,
+    keep: str | Path | None = None,
+    resume: bool = False,
+    device: str | torch.device | None = None,
+    quiet: bool = False,
+) -> FittedPeer:
+    """Train a peer on the photos of a folder, a list, tar shards or a COCO json.
+
+    out: the run folder; `NAME=OUT` is then a row. init: weights of the ImageNet trunk. images and
+    keep as of data.sources.find_images. resume: go on with the run in `out`, by its own settings.
+    """
+    where, asked = choose_device(device), asked or Asked()
+    if name == "hog":
+        return _fit_hog(source, Path(out), images=images, keep=keep, device=where, quiet=quiet)
+    raise ValueError(f"no peer {name!r} to train; choose {', '.join(NAMES)}")
+
+
+def _fit_hog(
+    source: str | Path, out: Path, *, images: str | Path | None, keep: str | Path | None,
+    device: torch.device, quiet: bool,
+) -> FittedPeer:  # fmt: skip
+    """Mean and covariance of the photos' HOG cells: a pass over them, no training."""
+    items = find_images(source, images=images, keep=keep)
+    run = start_run(out, Asked(), resume=False, device=device)
+    canvas = read_canvas(items, side=SIDE, quiet=quiet)
+    about = note_photos(run, items, canvas)
+    background = fit_background(_squares(canvas, device=device, quiet=quiet))
+    tensors = {"mean": background.mean, "covariance": background.covariance}
+    save_peer(out / "model", "hog", {"ridge": background.ridge}, tensors, about)
+    return FittedPeer(out, len(canvas.pixels), 0, None, canvas.skipped)
+
+
+def _squares(canvas: Canvas, *, device: torch.device, quiet: bool) -> Iterator[Tensor]:
+    """Batches (B, 3, SIDE, SIDE) uint8 of the photos, squashed as rows see them."""
+    starts = range(0, len(canvas.pixels), 16)
+    for start in progress.bar(starts, desc="photos", quiet=quiet, leave=False):
+        part = [
+            resize(pixels[:, : int(size[0]), : int(size[1])].to(device), size=(SIDE, SIDE))
+            for pixels, size in zip(
+                canvas.pixels[start : start + 16], canvas.sizes[start : start + 16], strict=True
+            )
+        ]
+        yield torch.stack(part)
