@@ -155,9 +155,10 @@ class Background:
 def fit_background(images: Iterable[Tensor], *, halved: bool = True) -> Background:
     """From batches (B, 3, S, S) uint8: as they are, mirrored, and at half the size too."""
     reach = CELLS - 1
-    total = torch.zeros(CHANNELS, dtype=torch.float64)
-    products = torch.zeros(2 * reach + 1, 2 * reach + 1, CHANNELS, CHANNELS, dtype=torch.float64)
-    pairs, cells = torch.zeros(products.shape[:2], dtype=torch.float64), 0
+    total, cells = torch.zeros(CHANNELS, dtype=torch.float64), 0
+    # A last channel of ones, so that products hold sums and counts too.
+    shape = (2 * reach + 1, 2 * reach + 1, CHANNELS + 1, CHANNELS + 1)
+    products = torch.zeros(shape, dtype=torch.float64)
     for batch in images:
         whole = batch.float()
         for level in (whole, F.avg_pool2d(whole, 2)) if halved else (whole,):
@@ -165,16 +166,20 @@ def fit_background(images: Iterable[Tensor], *, halved: bool = True) -> Backgrou
                 maps = hog_cells(view)
                 total += maps.sum((0, 2, 3)).double().cpu()
                 cells += maps[:, 0].numel()
-                _add_products(maps, products, pairs)
+                _add_products(torch.cat([maps, torch.ones_like(maps[:, :1])], dim=1), products)
     if not cells:
         raise ValueError("no photos to estimate the background from; pass some")
     mean = total / cells
-    covariance = products / pairs.clamp_min(1)[..., None, None] - torch.outer(mean, mean)
+    products /= products[..., -1:, -1:].clamp_min(1)
+    first, second = products[..., :-1, -1:], products[..., -1:, :-1]
+    # Around the mean of all cells: a plain difference of products would let its error add up.
+    covariance = products[..., :-1, :-1] - first * mean - mean[:, None] * second
+    covariance += torch.outer(mean, mean)
     return Background(mean.float(), covariance.float()).raised()
 
 
-def _add_products(maps: Tensor, products: Tensor, pairs: Tensor) -> None:
-    """Sums of products of all cells of maps (B, 31, h, w) with those a number of cells away."""
+def _add_products(maps: Tensor, products: Tensor) -> None:
+    """Sums of products of all cells of maps (B, C, h, w) with those a number of cells away."""
     reach, (height, width) = CELLS - 1, maps.shape[-2:]
     for down in range(reach + 1):
         for across in range(-reach, reach + 1):
@@ -183,9 +188,7 @@ def _add_products(maps: Tensor, products: Tensor, pairs: Tensor) -> None:
             left, right = max(0, -across), max(0, across)
             here = maps[..., : height - down, left : width - right].transpose(0, 1).flatten(1)
             there = maps[..., down:, right : width - left].transpose(0, 1).flatten(1)
-            product, count = (here @ there.T).double().cpu(), here.shape[1]
+            product = (here @ there.T).double().cpu()
             products[reach + down, reach + across] += product
-            pairs[reach + down, reach + across] += count
             if down:  # the same pairs of cells seen from the other end
                 products[reach - down, reach - across] += product.T
-                pairs[reach - down, reach - across] += count
