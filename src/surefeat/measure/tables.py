@@ -32,6 +32,8 @@ PUBLISHED = {
     ("resnet50-hc", "pf-pascal", _FLOW): 64.0,
     ("ours", "pf-pascal", _FLOW): 66.5,
     ("hyperpixel-flow", "pf-pascal", pck_score("own", "img")): 83.4,
+    ("gcnn", "pf-pascal", pck_score("own", "scnet")): 62.6,
+    ("gcnn", "pf-willow", pck_score("own", "bbox-kp")): 56.8,
     ("resnet50-hc", "pascal3d", Score("pck", alpha=0.1, rule="bbox", images="all")): 54.7,
 }
 """What the paper, or a peer's own, prints for a row, a benchmark and a score. PF-PASCAL: in the

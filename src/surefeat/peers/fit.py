@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -13,15 +13,19 @@ from torch import Tensor
 from surefeat.core import progress
 from surefeat.core.files import choose_device
 from surefeat.core.image import resize
-from surefeat.data.decode import Canvas, Skipped
+from surefeat.data.decode import Canvas, Item, Skipped
 from surefeat.data.sources import find_images
-from surefeat.learn.runs import alone
+from surefeat.learn.runs import Run, alone
 from surefeat.peers.fitting import note_photos, read_canvas, save_peer, start_run
+from surefeat.peers.gcnn import GcnnConfig, frozen_vgg, learn_gcnn
 from surefeat.peers.hog import fit_background
 
-Trained = Literal["hog"]
+Trained = Literal["hog", "gcnn"]
 
 NAMES: tuple[Trained, ...] = get_args(Trained)
+
+Settings = TypeVar("Settings", bound=GcnnConfig)
+"""Of a peer that learns: its own, with how long under `fit`."""
 
 SIDE = 224
 """Square at which rows see photos, pixels."""
@@ -72,25 +76,54 @@ def fit_peer(
     out: the run folder; `NAME=OUT` is then a row. init: weights of the ImageNet trunk. images and
     keep as of data.sources.find_images. resume: go on with the run in `out`, by its own settings.
     """
-    where, asked = choose_device(device), asked or Asked()
-    if name == "hog":
-        return _fit_hog(source, Path(out), images=images, keep=keep, device=where, quiet=quiet)
-    raise ValueError(f"no peer {name!r} to train; choose {', '.join(NAMES)}")
-
-
-def _fit_hog(
-    source: str | Path, out: Path, *, images: str | Path | None, keep: str | Path | None,
-    device: torch.device, quiet: bool,
-) -> FittedPeer:  # fmt: skip
-    """Mean and covariance of the photos' HOG cells: a pass over them, no training."""
+    if name not in NAMES:
+        raise ValueError(f"no peer {name!r} to train; choose {', '.join(NAMES)}")
+    task = Task(
+        Path(out), asked or Asked(), tuple(init), choose_device(device), resume=resume, quiet=quiet
+    )
     items = find_images(source, images=images, keep=keep)
-    run = start_run(out, Asked(), resume=False, device=device)
-    canvas = read_canvas(items, side=SIDE, quiet=quiet)
+    return _fit_hog(items, task) if name == "hog" else _fit_gcnn(items, task)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all trainings are told."""
+
+    out: Path
+    asked: Asked
+    init: tuple[str | Path, ...]
+    device: torch.device
+    resume: bool
+    quiet: bool
+
+    def settings(self, usual: Settings) -> tuple[Run, Settings]:
+        """The run, and its settings: the peer's usual ones with what was asked, or its own."""
+        asked = {name: value for name, value in vars(self.asked).items() if value is not None}
+        given = replace(usual, fit=replace(usual.fit, **asked))
+        run = start_run(self.out, given, resume=self.resume, device=self.device)
+        return run, run.settings(type(given))
+
+
+def _fit_gcnn(items: Sequence[Item], task: Task) -> FittedPeer:
+    run, config = task.settings(GcnnConfig())
+    extract, digest = frozen_vgg(task.init, device=task.device)
+    canvas = read_canvas(items, side=config.photo, quiet=task.quiet)
+    about = note_photos(run, items, canvas) | {"trunk_sha256": digest}
+    loss = learn_gcnn(
+        canvas, run, config, extract, about=about, device=task.device, quiet=task.quiet
+    )
+    return FittedPeer(task.out, len(canvas.pixels), config.fit.steps, loss, canvas.skipped)
+
+
+def _fit_hog(items: Sequence[Item], task: Task) -> FittedPeer:
+    """Mean and covariance of the photos' HOG cells: a pass over them, no training."""
+    run = start_run(task.out, Asked(), resume=False, device=task.device)
+    canvas = read_canvas(items, side=SIDE, quiet=task.quiet)
     about = note_photos(run, items, canvas)
-    background = fit_background(_squares(canvas, device=device, quiet=quiet))
+    background = fit_background(_squares(canvas, device=task.device, quiet=task.quiet))
     tensors = {"mean": background.mean, "covariance": background.covariance}
-    save_peer(out / "model", "hog", {"ridge": background.ridge}, tensors, about)
-    return FittedPeer(out, len(canvas.pixels), 0, None, canvas.skipped)
+    save_peer(task.out / "model", "hog", {"ridge": background.ridge}, tensors, about)
+    return FittedPeer(task.out, len(canvas.pixels), 0, None, canvas.skipped)
 
 
 def _squares(canvas: Canvas, *, device: torch.device, quiet: bool) -> Iterator[Tensor]:

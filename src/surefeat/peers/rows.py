@@ -11,6 +11,7 @@ import torch
 from surefeat.core.files import choose_device
 from surefeat.measure.rows import Row, build_row
 from surefeat.peers.fitting import holds_peer, load_peer
+from surefeat.peers.gcnn import gcnn_row
 from surefeat.peers.hyperpixel import hyperpixel_row
 from surefeat.peers.proposal_flow import WAYS, hog_row, with_way
 
@@ -31,6 +32,9 @@ PEERS = {
     "hyperpixel-flow": About(
         "hyperpixel-flow", "nothing; its layers were chosen on PF-PASCAL val keypoints",
         "83.4 img",
+    ),
+    "gcnn": About(
+        "gcnn=FOLDER gcnn-affine=FOLDER gcnn-tps=FOLDER", "warps of photos", "62.6 scnet",
     ),
     "hog": About("hog-nam=FOLDER hog-phm=FOLDER hog-lom=FOLDER", "nothing; photos whiten it", ""),
     "nam, phm, lom": About("NAME+nam NAME+phm NAME+lom, of any row NAME", "nothing", ""),
@@ -68,6 +72,8 @@ def trained_row(
         if way not in WAYS:
             raise ValueError(f"row {title}={folder}: call it hog-nam, hog-phm or hog-lom")
         return hog_row(title, stored, way, device=device)
+    if stored.kind == "gcnn":
+        return gcnn_row(title, stored, init=init, device=device)
     raise ValueError(f"{folder} holds the peer {stored.kind!r}, which this version does not know")
 
 
