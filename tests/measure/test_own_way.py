@@ -14,7 +14,7 @@ from surefeat.core.geometry import box_iou
 from surefeat.core.image import load
 from surefeat.data.benchmarks import load_benchmark, shifted_image
 from surefeat.measure.evaluate import evaluate_rows
-from surefeat.measure.matching import finer, measure, to_square
+from surefeat.measure.matching import measure, to_square
 from surefeat.measure.material import Case, FeatureStore, Material, prepare_material
 from surefeat.measure.results import pck_score, read_result, result_of
 from surefeat.measure.rows import RegionPair, Row, as_features
@@ -131,7 +131,7 @@ def test_a_row_may_describe_regions_and_score_them_again(regions: Material) -> N
     ):
         store = FeatureStore(row, regions.pictures, PROTOCOL, device=CPU, limit=1 << 30)
         (record,) = measure([case], row, store, regions.pictures, regions.protocol)
-        fine = [finer(store[key], cells=28) for key in case.keys]
+        fine = [store[key] for key in case.keys]
         table = torch.stack([
             torch.stack([one @ other for other in describe(fine[1], square[1])])
             for one in describe(fine[0], square[0])

@@ -12,7 +12,7 @@ from tyro.conf import Positional, Suppress, arg, subcommand
 
 from surefeat.cli.output import Device, Json, Model, say
 from surefeat.keypoints.config import PAPER, FewShot, KeypointConfig
-from surefeat.measure.protocol import MEASURES, SHIFTED, Measure
+from surefeat.measure.protocol import SHIFTED, USUAL, Measure
 
 
 def _written(paths: list[Path], *, to_script: bool) -> list[Any]:
@@ -155,10 +155,11 @@ class EvaluateMatching:
     """Proposals per image."""
     seed: int = 0
     """Of the proposals."""
-    measures: tuple[Measure, ...] = MEASURES
+    measures: tuple[Measure, ...] = USUAL
     """nearest, voting, location: keypoints by search; regions: PCR and mIoU; flow: the
-    paper's keypoints, from region matches; mean-flow: the same from regions pooled by means; own:
-    keypoints as a row itself moves them, if it does."""
+    paper's keypoints, from region matches; mean-flow: the same from regions pooled by means;
+    published-flow: from regions pooled as SCNet's code does; own: keypoints as a row itself moves
+    them, if it does."""
     shifted: tuple[Measure, ...] = SHIFTED
     """Those measured again with image 1 shifted."""
     side: int = 224

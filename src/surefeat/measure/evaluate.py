@@ -28,7 +28,7 @@ from surefeat.match.config import ProposalConfig
 from surefeat.match.sd_filter import DEFAULTS
 from surefeat.measure.matching import Record, measure
 from surefeat.measure.material import FeatureStore, Material, memory_for_features, prepare_material
-from surefeat.measure.protocol import MEASURES, SHIFTED, Measure, Protocol
+from surefeat.measure.protocol import SHIFTED, USUAL, Measure, Protocol
 from surefeat.measure.results import (
     Result,
     about_row,
@@ -178,7 +178,7 @@ def evaluate_rows(
     proposals: str | Path | None = None,
     boxes: int = 1000,
     seed: int = 0,
-    measures: Sequence[Measure] = MEASURES,
+    measures: Sequence[Measure] = USUAL,
     shifted: Sequence[Measure] = SHIFTED,
     side: int = 224,
     inputs: Sequence[int] = (),

@@ -169,14 +169,21 @@ def _measure_regions(
     fine = [finer(features, cells=protocol.pooled_cells, unit=row.unit)
             for features in (features0, features1)]  # fmt: skip
 
-    def matched(pooling: Pooling, weights: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    def matched(
+        pooling: Pooling, weights: tuple[float, float], *, as_published: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Best box (N,) of image 1 and its score (N,)."""
+        # A row that describes boxes itself, and the published way, take the maps as they are.
+        seen = [features0, features1] if as_published or row.describe else fine
         if row.describe or row.rescore:
-            score, index = _own_scores(case, row, fine, square, pooling, weights, protocol).max(1)
+            scores = _own_scores(
+                case, row, seen, square, pooling, weights, protocol, as_published=as_published
+            )
+            score, index = scores.max(1)
             return index.cpu(), score.float().cpu()
         matches = match_regions(
-            *fine, *square, confidence=row.confidence, lower=row.lower, pooling=pooling,
-            descriptor_weight=weights[0], lower_weight=weights[1],
+            *seen, *square, confidence=row.confidence, lower=row.lower, pooling=pooling,
+            descriptor_weight=weights[0], lower_weight=weights[1], as_published=as_published,
         )  # fmt: skip
         return matches.index.cpu(), matches.score.float().cpu()
 
@@ -190,6 +197,9 @@ def _measure_regions(
     flows: dict[Measure, SparseFlow] = {}
     if "mean-flow" in case.measures:
         flows["mean-flow"] = field(*matched("mean", row.mean_weights))
+    if "published-flow" in case.measures:
+        best = matched("max", row.region_weights, as_published=True)
+        flows["published-flow"] = field(*best)
     if not {"regions", "flow"} & set(case.measures):
         return torch.zeros(0), flows
     index, score = matched("max", row.region_weights)
@@ -202,7 +212,7 @@ def _measure_regions(
 
 def _own_scores(
     case: Case, row: Row, fine: Sequence[Features], square: Sequence[Tensor], pooling: Pooling,
-    weights: tuple[float, float], protocol: Protocol,
+    weights: tuple[float, float], protocol: Protocol, as_published: bool = False,
 ) -> Tensor:  # fmt: skip
     """Scores (N, M), not below 0, of a row that describes regions or scores them itself."""
     boxes = [part.to(fine[0].descriptors.device) for part in square]
@@ -215,7 +225,7 @@ def _own_scores(
     else:
         scores = score_regions(
             fine[0], fine[1], *boxes, confidence=row.confidence, lower=row.lower, pooling=pooling,
-            descriptor_weight=weights[0], lower_weight=weights[1],
+            descriptor_weight=weights[0], lower_weight=weights[1], as_published=as_published,
         )  # fmt: skip
     return (row.rescore(scores, pair) if row.rescore else scores).clamp_min(0)
 

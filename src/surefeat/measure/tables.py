@@ -19,7 +19,8 @@ Table = list[list[str]]
 
 ROUTES = {
     "voting": "voting", "nearest": "nearest neighbour", "mean-flow": "regions by means",
-    "flow": "regions, flow", "location": "location (control)", "own": "own way",
+    "flow": "regions, flow", "published-flow": "regions as published, flow",
+    "location": "location (control)", "own": "own way",
 }  # fmt: skip
 """Ways of matching as tables call them, the default of `surefeat match` first."""
 
