@@ -18,7 +18,7 @@ class PeersFit:
     name: Positional[str]
     """Which: see `surefeat peers list`."""
     source: Positional[Path]
-    """Folder, list, tar shards or COCO json with photos."""
+    """Folder, list, tar shards or COCO json with photos; for scnet PF-PASCAL's folder."""
     out: Path
     """Run folder to create."""
     init: tuple[str, ...] = ("imagenet",)
@@ -27,6 +27,10 @@ class PeersFit:
     """Where a list or COCO json finds its images: a folder or tar shards."""
     keep: Path | None = None
     """List of the image names to use."""
+    public: bool = False
+    """scnet: learn from the field's whole training list, which shares images with test."""
+    start: Path | None = None
+    """scnet-ag and scnet-ag+: run folder of a trained scnet-a."""
     steps: int | None = None
     """Batches to learn from; by default the peer's own."""
     batch: int | None = None
@@ -46,7 +50,8 @@ class PeersFit:
         asked = Asked(self.steps, self.batch, self.lr, self.seed)
         done = fit_peer(
             self.name, self.source, out=self.out, asked=asked, init=self.init, images=self.images,
-            keep=self.keep, resume=self.resume, device=self.device, quiet=self.json,
+            keep=self.keep, public=self.public, start=self.start, resume=self.resume,
+            device=self.device, quiet=self.json,
         )  # fmt: skip
         result: dict[str, Any] = {
             "peer": str(done.folder / "model"), "photos": done.photos, "steps": done.steps,

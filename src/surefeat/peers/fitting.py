@@ -17,6 +17,7 @@ from surefeat.core.files import checked_weights, read_tensors, write_model
 from surefeat.data.decode import Canvas, Item, content_hash, decode_all
 from surefeat.learn import loop
 from surefeat.learn.runs import Run, list_skipped
+from surefeat.measure.rows import imagenet_trunk
 
 SETTINGS, WEIGHTS = "peer.json", "peer.safetensors"
 
@@ -160,3 +161,22 @@ def note_photos(run: Run, items: Sequence[Item], canvas: Canvas) -> dict[str, An
     digest = hashlib.sha256("\n".join(canvas.names).encode()).hexdigest()
     run.store_images({"images": len(names), "sha256": digest, "content": content_hash(used)})
     return {"photos": len(canvas.names), "photos_sha256": digest}
+
+
+Extract = Callable[[Tensor], Tensor]
+"""(B, 3, S, S) in [0, 1] -> (B, C, h, w)."""
+
+
+def frozen_vgg(init: Sequence[str | Path], *, device: torch.device) -> tuple[Extract, str]:
+    """pool4 of VGG16 for images in [0, 1], and the hash of its weights."""
+    trunk, digest = imagenet_trunk("vgg16", init, device=device)
+    mean, std = (torch.tensor(v, device=device)[:, None, None] for v in (trunk.mean, trunk.std))
+    fast = device.type == "cuda"
+
+    @torch.no_grad()
+    def extract(images: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=fast):
+            maps: Tensor = trunk((images - mean) / std, ("pool4",))["pool4"]
+        return maps.float()
+
+    return extract, digest

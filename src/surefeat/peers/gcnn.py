@@ -9,7 +9,7 @@ warp takes points of B to A, the direction in which A is sampled to look like B.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from surefeat.core.image import resize
 from surefeat.data.decode import Canvas, batch_indices
 from surefeat.learn.runs import Run
 from surefeat.learn.warp import sample_mirrored
-from surefeat.measure.rows import Row, Transfer, imagenet_trunk
+from surefeat.measure.rows import Row, Transfer
 from surefeat.model.features import Features
 from surefeat.peers.fitting import (
+    Extract,
     FitConfig,
     StoredPeer,
     Training,
+    frozen_vgg,
     generator_of,
     learn_peer,
     save_peer,
@@ -43,9 +45,6 @@ GRID = 20
 
 WARPS = ("affine", "tps")
 """What is regressed, in the order of training."""
-
-Extract = Callable[[Tensor], Tensor]
-"""(B, 3, S, S) in [0, 1] -> (B, C, h, w)."""
 
 
 @dataclass(frozen=True)
@@ -245,21 +244,6 @@ def learn_gcnn(
     learn_peer(training, run, config.fit, quiet=quiet)
     save_peer(run.folder / "model", "gcnn", to_dict(config), model.state_dict(), about)
     return float(run.metrics()[-1]["loss"])
-
-
-def frozen_vgg(init: Sequence[str | Path], *, device: torch.device) -> tuple[Extract, str]:
-    """pool4 of VGG16 for images in [0, 1], and the hash of its weights."""
-    trunk, digest = imagenet_trunk("vgg16", init, device=device)
-    mean, std = (torch.tensor(v, device=device)[:, None, None] for v in (trunk.mean, trunk.std))
-    fast = device.type == "cuda"
-
-    @torch.no_grad()
-    def extract(images: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=fast):
-            maps: Tensor = trunk((images - mean) / std, ("pool4",))["pool4"]
-        return maps.float()
-
-    return extract, digest
 
 
 # Use.

@@ -14,6 +14,7 @@ from surefeat.peers.fitting import holds_peer, load_peer
 from surefeat.peers.gcnn import gcnn_row
 from surefeat.peers.hyperpixel import hyperpixel_row
 from surefeat.peers.proposal_flow import WAYS, hog_row, with_way
+from surefeat.peers.scnet import scnet_row
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ PEERS = {
     ),
     "gcnn": About(
         "gcnn=FOLDER gcnn-affine=FOLDER gcnn-tps=FOLDER", "warps of photos", "62.6 scnet",
+    ),
+    "scnet-a, scnet-ag, scnet-ag+": About(
+        "scnet-a=FOLDER scnet-ag=FOLDER scnet-ag+=FOLDER", "keypoints of PF-PASCAL's train pairs",
+        "66.3 scnet (A), 72.2 scnet (AG+)",
     ),
     "hog": About("hog-nam=FOLDER hog-phm=FOLDER hog-lom=FOLDER", "nothing; photos whiten it", ""),
     "nam, phm, lom": About("NAME+nam NAME+phm NAME+lom, of any row NAME", "nothing", ""),
@@ -72,6 +77,8 @@ def trained_row(
         if way not in WAYS:
             raise ValueError(f"row {title}={folder}: call it hog-nam, hog-phm or hog-lom")
         return hog_row(title, stored, way, device=device)
+    if stored.kind == "scnet":
+        return scnet_row(title, stored, init=init, device=device)
     if stored.kind == "gcnn":
         return gcnn_row(title, stored, init=init, device=device)
     raise ValueError(f"{folder} holds the peer {stored.kind!r}, which this version does not know")
