@@ -55,6 +55,8 @@ COMMANDS = {
     " --objects 4 --device cpu",
     "evaluate compare": "{result} {result}",
     "evaluate tables": "{result.parent} --out {new}",
+    "peers fit": "hog {photos} --out {new} --device cpu",
+    "peers list": "",
     "report": "{run}",
     "export": "{new}.pt2 --model {model}",
     "data synthetic": "{new} --count 4 --size 48",

@@ -30,6 +30,7 @@ FIRST = {
     "keypoints suggest": ("--count", "--labels", "--out", "--json"),
     "keypoints predict": ("--detector", "--out", "--category", "--threshold", "--model"),
     "keypoints convert": ("--images", "--categories", "--to", "--from"),
+    "peers fit": ("--out", "--init", "--keep", "--steps", "--resume"),
     "evaluate self": ("--model", "--count", "--json"),
     "evaluate pf-pascal": ("--rows", "--model", "--measures", "--out", "--pairs"),
     "evaluate pf-willow": ("--rows", "--model", "--measures", "--out", "--pairs"),

@@ -23,6 +23,7 @@ from surefeat.cli.evaluate import Evaluate
 from surefeat.cli.help import print_help
 from surefeat.cli.keypoints import Keypoints
 from surefeat.cli.output import Device, Json, Model, Tiles, say, say_aside, say_not_drawn
+from surefeat.cli.peers import Peers
 from surefeat.cli.search import Find, Index
 from surefeat.learn.config import Config, Preset, preset
 
@@ -344,6 +345,7 @@ def _commands(argv: list[str]) -> Any:
         | Annotated[Boxes, subcommand("boxes")]
         | Annotated[Keypoints, subcommand("keypoints")]
         | Annotated[Evaluate, subcommand("evaluate")]
+        | Annotated[Peers, subcommand("peers")]
         | Annotated[Report, subcommand("report")]
         | Annotated[Export, subcommand("export")]
         | Annotated[Demo, subcommand("demo")]
