@@ -99,6 +99,7 @@ def start_ray(workers: int) -> float:
 
     if ray.is_initialized():
         return 0.0
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # as ray_workers has
     for attempt in range(5):
         start = time.perf_counter()
         try:
