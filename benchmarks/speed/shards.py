@@ -288,17 +288,24 @@ def on_paper(metrics: dict[str, Any]) -> dict[str, float]:
     } | sizes
 
 
+def photos_of(part: str, options: Any) -> int:
+    """How many photos a part looks at."""
+    if part.startswith("many"):
+        return int(options.many)
+    return int(options.count) if part in ("routes", "paired") else int(options.count) // 3
+
+
 def measured(part: str, listed: list[Path], root: Path, options: Any) -> dict[str, Any]:
     """One part of the benchmark."""
-    count = options.count if part in ("routes", "paired") else options.count // 3
+    count = min(len(listed), photos_of(part, options))
     some = root / "some"
     some.mkdir()
+    if part == "many":
+        return many(root, count=options.many, engine="here")
     for path in listed[:: max(1, len(listed) // count)][:count]:
         shutil.copy2(path, some / path.name)
     if part == "bytes":
         return bytes_by_kind(some, root) | {"decoding, processor seconds a photo": decoding(some)}
-    if part == "many":
-        return many(root, count=options.many, engine="here")
     started = {"seconds to start Ray": start_ray(2)}
     if part == "many on Ray":
         return many(root, count=options.many, engine="ray")
@@ -330,8 +337,11 @@ def main() -> None:
         print(part, metrics[part], flush=True)
     if {"bytes", "many"} <= metrics.keys():
         metrics["ten million photos, on paper"] = on_paper(metrics)
+    photos = known.get("config", {}).get("photos", {}) | {
+        part: photos_of(part, options) for part in ([options.part] if options.part else PARTS)
+    }
     config = {
-        "routes": asdict(SETTINGS), "photos": options.count, "repeats": options.repeats,
+        "routes": asdict(SETTINGS), "photos": photos, "repeats": options.repeats,
         "source": options.photos.name, "threads a worker": 1, "device": "cpu",
         "many": {"model": asdict(SMALL), "budget": 16, "distinct files": DISTINCT},
     }  # fmt: skip
