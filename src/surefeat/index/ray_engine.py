@@ -31,6 +31,9 @@ RETRIES = 3
 
 _LOG = logging.getLogger("surefeat")
 
+# Read when Ray is imported or started. Its own niceness of 15 would make workers wait for anything.
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+
 # Bytes that a local Ray may hold besides a model for every worker to read.
 _STORE = 200 << 20
 
@@ -178,7 +181,8 @@ def ray_workers(
     workers: by default one a GPU of the cluster, or one a core where there is none or the CPU is
     asked for.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read once, when it is imported
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         import ray as installed
     except ImportError as error:
