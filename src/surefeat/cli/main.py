@@ -23,7 +23,7 @@ from surefeat.cli.evaluate import Evaluate
 from surefeat.cli.help import print_help
 from surefeat.cli.keypoints import Keypoints
 from surefeat.cli.output import Device, Json, Model, say, say_aside, say_not_drawn
-from surefeat.learn.config import Config, Preset, preset
+from surefeat.learn.config import Config, Preset, preset, refuse_preset
 
 if TYPE_CHECKING:
     from surefeat.match.points import Matches
@@ -72,7 +72,9 @@ class Pretrain:
         from surefeat.learn.runs import Run
 
         if self.resume:
-            Run.open(self.out).refuse_others(self.config, usual=preset(self.preset))
+            run = Run.open(self.out)
+            refuse_preset(self.preset, run.settings(Config), run=self.out)
+            run.refuse_others(self.config, usual=preset(self.preset))
         done = pretrain(
             self.source, out=self.out, steps=self.steps, config=self.config, init=self.init,
             fit=self.preset == "auto",
@@ -200,9 +202,10 @@ class Relate:
         write_json(self.out / "relations.json", relations.to_dict())
         try:
             from surefeat.show.relations import group_sheet, relation_matrix
+            from surefeat.show.style import write_figure
 
-            group_sheet(relations).savefig(self.out / "groups.png", dpi=150)
-            relation_matrix(relations).savefig(self.out / "matrix.png", dpi=150)
+            write_figure(group_sheet(relations), self.out / "groups.png")
+            write_figure(relation_matrix(relations), self.out / "matrix.png")
         except ImportError as error:
             say_not_drawn("pictures", error)
         large = [len(group) for group in relations.groups if len(group) > 1]
