@@ -310,7 +310,7 @@ TURNED = json.dumps([{"data": {"image": "a.png"}, "annotations": [{"result": [
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.txt", "x", r"a.txt is of no known kind of labels \(.json .csv .*pass one of these, or convert it with --from"),
+        ("a.txt", "x", r"a.txt is of no known kind of labels \(.json .csv .*; pass one of these"),
         ("a.zip", "x", "a.zip is packed; unpack it"),
         ("a.csv", "a,b\n1,2\n", "a.csv has no lines scorer, bodyparts and coords at its top; pass"),
         ("a.csv", b"\xff\xfe\x00", "a.csv is no table .*; pass CollectedData"),
