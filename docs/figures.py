@@ -33,6 +33,7 @@ import surefeat
 from conventions import conventions
 from results_page import TITLES
 from surefeat import viz
+from surefeat.core.files import write_bytes
 from surefeat.core.geometry import box_area
 from surefeat.data.drawn import Instance, correspondences, draw, write_folder
 from surefeat.data.drawn_categories import CATEGORIES
@@ -111,7 +112,9 @@ def save(figure: Figure, path: Path) -> None:
     drawn = BytesIO()
     figure.savefig(drawn, format="png", dpi=120)
     rounded = [min(255, (value + 2) // 4 * 4) for value in range(256)]
-    Image.open(drawn).convert("RGB").point(rounded * 3).save(path, optimize=True)
+    small = BytesIO()
+    Image.open(drawn).convert("RGB").point(rounded * 3).save(small, format="png", optimize=True)
+    write_bytes(path, small.getvalue())
 
 
 def match() -> Figure:

@@ -89,6 +89,21 @@ def test_inference_does_not_import_training() -> None:
     assert not [name for name in seen if room(name) >= ROOMS.index("learn")]
 
 
+def test_pictures_are_drawn_into_memory_and_written_by_the_one_writer() -> None:
+    """Whatever is saved by matplotlib or Pillow goes into a buffer, never straight to a file."""
+    scripts = [*ROOT.rglob("*.py"), *(ROOT.parents[1] / "docs").glob("*.py")]
+    straight = [
+        f"{path.name}, line {node.lineno}"
+        for path in scripts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr == "savefig"
+        or (node.func.attr == "save" and "Image." in ast.unparse(node.func.value))
+        if ast.unparse(node.args[0]) not in ("drawn", "buffer", "small")
+    ]
+    assert straight == []
+
+
 @pytest.mark.parametrize("name", modules())
 def test_a_module_does_nothing_when_imported(name: str) -> None:
     """Docstrings, imports, definitions and constants; no loops, no bare calls."""

@@ -1,10 +1,11 @@
-"""Every command that README and the pages show is one that the command line takes."""
+"""Every command that README and the pages show is taken by the command line, and runs."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import tyro
 
 import tiny
 from commands import all_commands
+from surefeat.cli import main as cli
 from surefeat.cli.main import _commands, main
 from surefeat.data.drawn import write_folder
-from surefeat.data.keypoints import read_coco, write_coco
+from surefeat.data.keypoints import read_coco, write_coco, write_keypoints
+from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,40 +98,155 @@ def test_a_wrong_command_would_be_noticed() -> None:
     assert shown_in("```\n$ OMP_NUM_THREADS=1 surefeat report RUN  # anew\n```") == ["report RUN"]
 
 
+# Every command of every page, run page by page, in its order, where what it asks for is prepared.
+
+_FIT = "--size 64 --hidden 8 --least-steps 2 --epochs 1 --least-views 4"
+_PAIRS = "--measures nearest voting --shifted nearest"
+
 QUICKLY = {
-    "pretrain": "--preset small --steps 2",
+    "pretrain": "--preset small --init none --steps 2 --train.batch 2 --warp.size 48"
+    " --loss.points 32 --data.side 64",
     "extract": "--batch 4",
     "match": "--count 9",
-    "keypoints fit": "--size 64 --hidden 8 --least-steps 2 --epochs 1 --least-views 4",
+    "boxes fit": "--init none --proposals-file proposals.npz --detector.trunk small --detector.tap"
+    " conv2 --detector.hidden 16 --detector.pooled 2 --learn.epochs 1 --learn.scales 96",
+    "boxes predict": "--proposals-file proposals.npz --select.scales 96 --sheet 4",
+    "keypoints fit": _FIT,
     "keypoints predict": "--no-pictures",
+    "keypoints convert": "--categories bird",
     "evaluate self": "--count 4",
-    "evaluate pairs": "--measures nearest voting --shifted nearest",
+    "evaluate pairs": _PAIRS,
+    "evaluate pf-pascal": f"--pairs 2 {_PAIRS}",
+    "evaluate pf-willow": f"--pairs 2 {_PAIRS}",
+    "evaluate spair": f"--pairs 1 {_PAIRS}",
+    "evaluate pascal3d": "--classes kite --rounds 1 --seeds 0 --size 48 --views 2 --least-views 4"
+    " --epochs 1 --least-steps 2 --batch 4 --hidden 8 --objects 4",
+    "data synthetic": "--count 16 --size 64",
+    "data show": "--count 2",
 }
-"""Commands that README shows, and what makes them quick; the web page, and relate, which needs the
-model that ships, have tests of their own."""
+"""What makes a command quick; options that come twice count as the last one says. Others run as
+they are."""
+
+ELSEWHERE = {
+    "relate": "needs the model that ships: tests/cli/test_every_command.py",
+    "report": "draws for many seconds: tests/cli/test_every_command.py",
+    "boxes propose": "is compiled for many seconds: tests/cli/test_every_command.py",
+    "export": "traces for many seconds: tests/cli/test_every_command.py, test_keypoint_cli.py",
+}
+"""Commands that do not run here, and why."""
+
+OUT_OF_REACH = {
+    "--init vgg16.pth": "weights that are not in the package",
+    "VOC-SHARDS": "PASCAL VOC, and ImageNet's weights",
+    "resnet50-hc": "ImageNet's weights",
+    "--inputs 224 320 --measures mean-flow": "proposals, which are compiled for many seconds",
+    "--paper": "minutes: the paper's head is large, and nothing makes it smaller",
+}
+"""What stands in commands that cannot run without network or in seconds, and what they need."""
 
 
-def test_readme_s_commands_run_from_a_clean_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_folder(tmp_path / "photos", count=16, size=64, seed=0)
-    birds = read_coco(tmp_path / "photos" / "keypoints.json").only(["bird"])
+def whole_commands(page: Path) -> list[str]:
+    """The commands of a page, in its order."""
+    shown = [c for c in shown_in(page.read_text()) if not is_mention(c)]
+    return [c for c in dict.fromkeys(shown) if not {"--version", "--help"} & set(c.split())]
+
+
+def name_of(command: str) -> str:
+    return next(name for name in NAMES if f"{command} ".startswith(f"{name} "))
+
+
+def must_run(command: str) -> bool:
+    absent = any(words in command for words in OUT_OF_REACH)
+    return name_of(command) not in ELSEWHERE and not absent
+
+
+def first_shown() -> dict[Path, list[str]]:
+    """Page -> the commands to run for it; those that write nowhere in particular run once."""
+    pages: dict[Path, list[str]] = {}
+    seen: set[str] = set()
+    for page in PAGES:
+        commands = [command for command in whole_commands(page) if must_run(command)]
+        new = [c for c in commands if "--out" in c or c.rstrip("/") not in seen]
+        seen |= {command.rstrip("/") for command in commands}
+        pages |= {page: new} if new else {}
+    return pages
+
+
+RUN = first_shown()
+
+
+def test_what_is_not_run_is_still_shown() -> None:
+    every = [command for page in PAGES for command in whole_commands(page)]
+    assert ELSEWHERE.keys() <= {name_of(command) for command in every}
+    assert all(any(words in command for command in every) for words in OUT_OF_REACH)
+    assert QUICKLY.keys() <= {name_of(command) for command in every}
+    assert len(RUN) > 6
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages' commands ask for: photos, pairs, labels, benchmarks, a run, a detector."""
+    root = tmp_path_factory.mktemp("pages")
+    write_folder(root / "photos", count=16, size=64, seed=0)
+    birds = read_coco(root / "photos" / "keypoints.json").only(["bird"])
     for bird, name in zip(birds.objects, "ab", strict=True):
-        shutil.copy(tmp_path / "photos" / bird.name, tmp_path / f"{name}.jpg")
+        shutil.copy(root / "photos" / bird.name, root / f"{name}.jpg")
+    write_keypoints(root / "photos" / "CollectedData_Ann.csv", birds, "deeplabcut")
     beside = [replace(bird, name=f"photos/{bird.name}") for bird in birds.objects]
-    write_coco(tmp_path / "parts.json", replace(birds, objects=tuple(beside)))
-    tiny.write_pairs(tmp_path, most=1)
-    small, load = tiny.write_model(tmp_path / "small"), DenseFeatures.from_pretrained
+    write_coco(root / "parts.json", replace(birds, objects=tuple(beside)))
+    shutil.copy(root / "parts.json", root / "labels.json")
+    tiny.write_pairs(root, most=1)
+    small = DenseFeatures.from_pretrained(tiny.write_model(root / "small"), device="cpu")
+    KeypointDetector.fit(small, birds, config=tiny.QUICK).save(root / "parts")
+    tiny.learn(tiny.images(root / "drawn"), root / "runs" / "mine", tiny.tiny(steps=2))
+    shutil.copytree(root / "runs" / "mine", root / "runs" / "plain")
+    tiny.make(root / "scenes", count=2, boxes=12)
+    data = root / "data"
+    tiny.willow(data / "pf-willow")
+    tiny.spair(data / "spair")
+    tiny.write_benchmark(data / "pascal3d")
+    shutil.copytree(data / "pascal3d", data / "voc")
+    # As many as the public list has, or it is taken for a broken copy.
+    rows = [f"{tiny.BOTH},2,1;5,1;6,30;9,20;8"] * 299
+    tiny.pascal(data / "pf-pascal", *rows, header=tiny.HEADER)
+    lists = data / "pf-pascal" / "image_pairs"
+    (lists / "list.csv").rename(lists / "test_pairs.csv")
+    return root
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_s_commands_run_in_their_order_without_network(
+    page: Path,
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    if page.name == "boxes.md":  # its photos lie in a folder per category
+        shutil.rmtree(tmp_path / "photos")
+        shutil.copytree(prepared / "scenes" / "photos", tmp_path / "photos")
+        shutil.copy(prepared / "scenes" / "proposals.npz", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("asks the network"))
+    monkeypatch.setattr(cli, "_report", lambda folder: None)  # drawing takes most of the time
+    load = DenseFeatures.from_pretrained
     monkeypatch.setattr(
-        DenseFeatures, "from_pretrained", lambda source=None, **k: load(source or small, **k)
+        DenseFeatures,
+        "from_pretrained",
+        lambda source=None, **more: load(source or prepared / "small", **more),
     )
-    shown = [c for c in shown_in((ROOT / "README.md").read_text()) if not is_mention(c)]
-    ran = set()
-    for command in shown:
-        for name, more in QUICKLY.items():
-            if command.startswith(f"{name} "):
-                main(f"{command} {more}".split())
-                assert capsys.readouterr().out.strip()
-                ran.add(name)
-    assert ran == QUICKLY.keys()
+    for command in RUN[page]:
+        name = name_of(command)
+        for folder in re.findall(r"--out (\S+)", command):
+            if name in ("pretrain", "boxes fit", "keypoints fit"):
+                shutil.rmtree(folder, ignore_errors=True)  # prepared for other pages
+        main([*shlex.split(command), *QUICKLY.get(name, "").split()])
+        assert capsys.readouterr().out.strip(), command
+
+
+def test_a_new_page_is_run_too(tmp_path: Path) -> None:
+    """Whatever command a page shows is run, but for those that are listed."""
+    (tmp_path / "new.md").write_text("`surefeat match a.jpg b.jpg`, then `surefeat relate x/`.")
+    commands = whole_commands(tmp_path / "new.md")
+    assert [must_run(command) for command in commands] == [True, False]

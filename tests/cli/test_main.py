@@ -230,6 +230,13 @@ def test_other_files_where_a_model_is_wanted_are_one_line_errors(
     (tmp_path / "bad.safetensors").write_text("no weights")
     start = f"pretrain {photos} --out {tmp_path / 'run'} --preset small --init"
     assert "no whole safetensors file" in _fails(f"{start} {tmp_path / 'bad.safetensors'}", capsys)
+    assert not (tmp_path / "run").exists()  # once a folder with settings alone
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    for out in ("new/run", "mine"):
+        _fails(f"pretrain {photos} --out {tmp_path / out} --init nonsense", capsys)
+    assert not (tmp_path / "new").exists()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
 def test_a_resumed_run_keeps_its_settings_and_takes_more_steps(
@@ -247,6 +254,10 @@ def test_a_resumed_run_keeps_its_settings_and_takes_more_steps(
     assert json.loads(capsys.readouterr().out)["steps"] == 2
     said = _fails(f"{same} --train.batch 4 --steps 3 --resume", capsys)
     assert "keeps its own settings: --train.batch is 2 there, not 4; leave it out" in said
+    other = same.replace("--preset small", "--preset paper")
+    said = _fails(f"{other} --train.batch 2 --steps 3 --resume", capsys)  # once ignored
+    assert "keeps its own settings, not those of paper: --model.trunk is small there, not" in said
+    assert "leave --preset out, or start a new run with another --out" in said
     # Its own settings may be repeated, or left out.
     main(f"{same} --train.batch 2 --steps 3 --resume".split())
     assert json.loads(capsys.readouterr().out)["steps"] == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -309,7 +310,7 @@ TURNED = json.dumps([{"data": {"image": "a.png"}, "annotations": [{"result": [
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.txt", "x", r"a.txt is of no known kind of labels \(.json .csv .*say which with --from"),
+        ("a.txt", "x", r"a.txt is of no known kind of labels \(.json .csv .*; pass one of these"),
         ("a.zip", "x", "a.zip is packed; unpack it"),
         ("a.csv", "a,b\n1,2\n", "a.csv has no lines scorer, bodyparts and coords at its top; pass"),
         ("a.csv", b"\xff\xfe\x00", "a.csv is no table .*; pass CollectedData"),
@@ -400,3 +401,22 @@ def test_a_skeleton_that_joins_nothing_is_refused(tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text(json.dumps(content))
         with pytest.raises(ValueError, match=r"a.json: .*; correct its categories"):
             read_pose(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("file", [file for file in REAL if file != "yolo"])
+def test_a_damaged_file_is_read_or_refused_in_one_line(file: str, tmp_path: Path) -> None:
+    """Cut, overwritten, or with something else in the middle, at 40 places each."""
+    draw, whole = random.Random(file), (FILES / file).read_bytes()
+    shutil.copytree(FILES, tmp_path / "files")
+    other = [b"null", b"[]", b"-1", b"1e999", b"NaN", b"<", b"\0", b"9" * 30]
+    said: list[str] = []
+    for _ in range(40):
+        place = draw.randrange(len(whole))
+        rest = whole[place + draw.randrange(12) :] if draw.random() < 0.7 else b""
+        (tmp_path / "files" / file).write_bytes(whole[:place] + draw.choice(other) + rest)
+        try:
+            read_coco(tmp_path / "files" / file)
+        except (ValueError, OSError) as error:
+            said.append(str(error))
+    assert len(said) > 10
+    assert not any("\n" in line for line in said)

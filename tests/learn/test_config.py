@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, is_dataclass, replace
+from typing import get_args
 
 import pytest
 
 from surefeat.core.files import from_dict, to_dict
-from surefeat.learn.config import Config, LossConfig, TrainConfig, check_numbers, preset
+from surefeat.learn.config import (
+    Config,
+    LossConfig,
+    Preset,
+    TrainConfig,
+    check_numbers,
+    preset,
+    refuse_preset,
+)
 
 
 def test_the_paper_preset_has_the_printed_numbers() -> None:
@@ -93,3 +102,17 @@ def test_a_share_of_mirrored_views_beyond_its_range_is_refused(share: float, sai
     config = preset("small")
     with pytest.raises(ValueError, match=said):
         check_numbers(replace(config, warp=replace(config.warp, mirrored=share)))
+
+
+def test_a_preset_that_is_not_a_run_s_own_is_refused() -> None:
+    """Single settings may differ, and how long it runs; other presets' settings may not."""
+    for name in get_args(Preset):
+        own = preset(name)
+        own = replace(own, train=replace(own.train, steps=7, batch=5))
+        others = {"auto", name} | ({"ours", "auto"} if name in ("ours", "auto") else set())
+        for asked in get_args(Preset):
+            if asked in others:
+                refuse_preset(asked, own, run="runs/x")
+            else:
+                with pytest.raises(ValueError, match=f"not those of {asked}"):
+                    refuse_preset(asked, own, run="runs/x")

@@ -25,7 +25,7 @@ from surefeat.cli.keypoints import Keypoints
 from surefeat.cli.output import Device, Json, Model, Tiles, say, say_aside, say_not_drawn
 from surefeat.cli.peers import Peers
 from surefeat.cli.search import Find, Index
-from surefeat.learn.config import Config, Preset, preset
+from surefeat.learn.config import Config, Preset, preset, refuse_preset
 
 if TYPE_CHECKING:
     from surefeat.index.engines import CellsWritten
@@ -76,7 +76,9 @@ class Pretrain:
         from surefeat.learn.runs import Run
 
         if self.resume:
-            Run.open(self.out).refuse_others(self.config, usual=preset(self.preset))
+            run = Run.open(self.out)
+            refuse_preset(self.preset, run.settings(Config), run=self.out)
+            run.refuse_others(self.config, usual=preset(self.preset))
         done = pretrain(
             self.source, out=self.out, steps=self.steps, config=self.config, init=self.init,
             fit=self.preset == "auto",

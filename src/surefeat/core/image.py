@@ -33,6 +33,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 from torch import Tensor
 
+from surefeat.core.files import write_bytes
 from surefeat.core.geometry import Frame, normalise, out_of_box
 
 
@@ -379,6 +380,13 @@ def _check_unit_range(low: float, high: float, *, name: str) -> None:
     slack = 1e-3  # resampling leaves values just outside
     if not (low >= -slack and high <= 1 + slack):  # also catches NaN
         raise problem(name, f"has values from {low:g} to {high:g}; scale floats to [0, 1]")
+
+
+def write_png(path: Path, image: Tensor) -> None:
+    """Write RGB (3, H, W) uint8 as PNG, whole or not at all."""
+    drawn = io.BytesIO()
+    Image.fromarray(image.permute(1, 2, 0).numpy()).save(drawn, format="png")
+    write_bytes(path, drawn.getvalue())
 
 
 def network_size(size: tuple[int, int], *, longest_side: int, multiple: int) -> tuple[int, int]:

@@ -171,9 +171,9 @@ def _read_h5(path: Path) -> _Table:
                 values[:, places] = group[f"block{block}_values"][()]
             names = [_text(group[f"axis0_level{level}"].attrs.get("name", b""))
                      for level in range(len(columns[0]))]  # fmt: skip
-    except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
-        if isinstance(error, SourceError):
-            raise
+    except SourceError:
+        raise
+    except Exception as error:  # h5py raises nearly anything for a damaged file
         raise SourceError(f"{path} is no table of DeepLabCut's ({error}); {_FIX}") from error
     kept = [names.index(head) if head in names else None for head in _HEADS[1:]]
     if None in kept[1:]:

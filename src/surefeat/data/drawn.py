@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
 
+from surefeat.core.image import write_png
 from surefeat.data.coco import Annotation, Coco, CocoImage, make_category, write_annotations
 from surefeat.data.drawn_categories import (
     CATEGORIES,
@@ -323,7 +323,7 @@ def write_folder(folder: Path, *, count: int, size: int, seed: int) -> None:
     images, annotations = [], []
     for i, instance in enumerate(draw_many(count, size=size, seed=seed)):
         name = f"{CATEGORIES[instance.category].name}_{i:05d}.png"
-        Image.fromarray(instance.image.permute(1, 2, 0).numpy()).save(folder / name)
+        write_png(folder / name, instance.image)
         images.append(CocoImage(name, (size, size)))
         annotations.append(_annotation(instance, i))
     kinds = tuple(make_category(kind.name, kind.keypoint_names) for kind in CATEGORIES)

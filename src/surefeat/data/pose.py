@@ -69,7 +69,8 @@ def tell_format(path: Path) -> PoseFormat:
         raise SourceError(f"{path} is packed; unpack it and pass the file with the labels")
     if not ending or ending not in ENDINGS:
         known = " ".join(ending for ending in ENDINGS if ending)
-        raise SourceError(f"{path} is of no known kind of labels ({known}); say which with --from")
+        fix = "pass one of these, or convert it with --from"
+        raise SourceError(f"{path} is of no known kind of labels ({known}); {fix}")
     if ending != ".json":
         return ENDINGS[ending]
     tasks = re.match(rb"(\xef\xbb\xbf)?\s*\[\s*\{", read_bytes(path))

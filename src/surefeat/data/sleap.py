@@ -139,13 +139,18 @@ def packed_photos(path: Path) -> dict[str, Place]:
     """
     import h5py
 
-    labels = _sleap_io().load_slp(str(path), open_videos=False)
-    names = [_frame_name(frame, path) for frame in labels.labeled_frames]
-    short, places = _short_names(names, path), {}
-    with h5py.File(path, "r") as file:
-        for frame, name in zip(labels.labeled_frames, names, strict=True):
-            if _is_embedded(frame.video):
-                places[short[name]] = _packed(file, frame, path)
+    try:
+        labels = _sleap_io().load_slp(str(path), open_videos=False)
+        names = [_frame_name(frame, path) for frame in labels.labeled_frames]
+        short, places = _short_names(names, path), {}
+        with h5py.File(path, "r") as file:
+            for frame, name in zip(labels.labeled_frames, names, strict=True):
+                if _is_embedded(frame.video):
+                    places[short[name]] = _packed(file, frame, path)
+    except SourceError:
+        raise
+    except Exception as error:
+        raise SourceError(f"{path} holds photos that cannot be found ({error}); {_FIX}") from error
     return places
 
 

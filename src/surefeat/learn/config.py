@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from surefeat.core.files import check_settings
+from surefeat.core.files import by_flag, check_settings
 from surefeat.model.config import SHIPPED_TRUNKS, ModelConfig, Trained
 
 LossKind = Literal["probabilistic", "plain", "contrastive"]
@@ -210,6 +210,28 @@ def preset(name: Preset) -> Config:
             data=replace(ours.data, side=112),
         )  # fmt: skip
     raise ValueError(f"unknown preset {name!r}; choose {', '.join(get_args(Preset))}")
+
+
+def refuse_preset(name: Preset, settings: Config, *, run: object) -> None:
+    """ValueError where a run's settings are nearer to another preset than to this one.
+
+    Which preset it began with is not kept, and single settings may have been given; how many
+    steps it takes may change. auto asks for nothing.
+    """
+    if name == "auto":
+        return
+    own = by_flag(settings)
+
+    def differing(other: Preset) -> list[str]:
+        known = by_flag(preset(other))
+        return [flag for flag in own if own[flag] != known[flag] and flag != "train.steps"]
+
+    nearest = min(get_args(Preset), key=lambda other: len(differing(other)))
+    if len(differing(name)) > len(differing(nearest)):
+        flag = next(flag for flag in differing(name) if flag not in differing(nearest))
+        what = f"--{flag} is {own[flag]} there, not {by_flag(preset(name))[flag]}"
+        fix = "leave --preset out, or start a new run with another --out"
+        raise ValueError(f"{run} keeps its own settings, not those of {name}: {what}; {fix}")
 
 
 def fit_to(config: Config, *, photos: int, cpu: bool) -> Config:

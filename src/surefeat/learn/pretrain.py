@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from PIL import Image
 from torch import Tensor, nn
 
 from surefeat.core import progress
 from surefeat.core.files import write_json, write_text
-from surefeat.core.image import printable
+from surefeat.core.image import printable, write_png
 from surefeat.data.decode import (
     Batches,
     Canvas,
@@ -103,8 +102,7 @@ def pretrain(
 
     out: the run folder. config: by default preset `ours`, fitted to the folder and the machine;
     fit: whether to fit a given one too (`fit_to`). init: as of `DenseFeatures.create`; None: as
-    `default_init` says. images, crop, keep, categories,
-    context, min_side: as for data.sources.find_images.
+    `default_init` says. images, crop, ... min_side: as for data.sources.find_images.
     resume: continue the run in `out` exactly, with its own settings (but `steps` may change).
     overfit: learn this many images by heart, with the same views at every step.
     Under torchrun the batch is shared by all processes.
@@ -124,11 +122,12 @@ def pretrain(
     config = run.settings(Config)
     # The weights first: a wrong name of theirs is said before many images are decoded.
     init = default_init(config) if init is None else init
-    model = _create(run, config, init=init, part=part).to(device)
-    pictures = load_pictures(
-        items, config.data, memory=_place(len(items), config.data, device, part),
-        seed=config.train.seed, device=device, overfit=overfit, quiet=quiet,
-    )  # fmt: skip
+    with run.beginning(new=not resume and part.rank == 0):
+        model = _create(run, config, init=init, part=part).to(device)
+        pictures = load_pictures(
+            items, config.data, memory=_place(len(items), config.data, device, part),
+            seed=config.train.seed, device=device, overfit=overfit, quiet=quiet,
+        )  # fmt: skip
     if part.rank == 0:
         _list(run, pictures, items)
     with loop.progress_bar(
@@ -415,10 +414,9 @@ def _look_before(
     """
     write_json(run.folder / "before.json", {"init": init, "self_check": check.to_dict()})
     folder = run.folder / "examples"
-    folder.mkdir(exist_ok=True)
     for row, (height, width) in enumerate(pictures.held_out.sizes[:6].tolist()):
         pixels = pictures.held_out.pixels[row, :, :height, :width]
-        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / f"{row}.png")
+        write_png(folder / f"{row}.png", pixels)
         if row < _MATCHED:
             model.extract(pixels)[0].save(folder / f"before-{row}.safetensors")
 

@@ -107,7 +107,7 @@ def alone(training: Callable[Given, Left]) -> Callable[Given, Left]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """The folder for this process alone, until the end or its death: the system frees the lock."""
-    new = not folder.exists()
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     file = _take(folder / LOCK)
     try:
@@ -115,9 +115,9 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         file.close()
-        if new:
-            with suppress(OSError):  # what never began leaves no folder
-                folder.rmdir()
+        with suppress(OSError):  # what never began leaves no folder
+            for path in made:
+                path.rmdir()
 
 
 def _take(path: Path) -> TextIO:
@@ -182,6 +182,16 @@ class Run:
         checkpoint = run.load_checkpoint()
         run.forget_after(checkpoint.step if checkpoint else 0)
         return run
+
+    @contextmanager
+    def beginning(self, *, new: bool) -> Iterator[None]:
+        """What is done before the first step: where it fails, a new run leaves nothing."""
+        try:
+            yield
+        except BaseException:  # Ctrl-C too
+            for name in ("config.json", "environment.json") if new else ():
+                (self.folder / name).unlink(missing_ok=True)
+            raise
 
     @property
     def settings_file(self) -> Path:

@@ -1,6 +1,7 @@
-"""Which places of an image are worth matching: confident, near its middle, spread out.
+"""Points of one image found in another: `match_points`, and the `Matches` that come of it.
 
-Matching two images: points here, regions and every pixel beside it, all in original pixels.
+Which points, where nobody says: confident ones, near the image's middle, spread out. All are in
+original pixels; regions and every pixel are matched by the files beside this one.
 """
 
 from __future__ import annotations
