@@ -180,7 +180,7 @@ def test_what_was_clicked_in_the_meantime_stays_and_doubt_comes_first() -> None:
     assert [tile["name"] for tile in sheet["tiles"]] == ["b", "c"]  # .6 before .7
     assert [tile["note"] for tile in sheet["tiles"]] == [
         "least sure: 2 tail, right with 60 %",
-        "not seen: tail",
+        "not found: tail",
     ]
     assert told.startswith("3 parts found in 2 photos, 1 of them right with 90 % or more.")
 
