@@ -251,8 +251,8 @@ def _on_click(
     point = torch.tensor([[min(x, width - 1), min(y, height - 1)]]).float()
     match = match_points(first.features, second.features, point, reliability=reliability)
     best = pictures.best_places(match, first.features, second.features)
-    marked = pictures.with_discs(first.pixels, point, [0], ranked=True)
-    shown = pictures.with_discs(second.pixels, best[0], range(len(best[0])), ranked=True)
+    marked = pictures.with_discs(first.pixels, point)
+    shown = pictures.with_discs(second.pixels, best[0])
     return marked, shown, _say(first, second, match, *best)
 
 
