@@ -33,15 +33,8 @@ from surefeat.core.ranking import auroc
 from surefeat.data.coco import Category
 from surefeat.data.decode import Place
 from surefeat.data.keypoints import Labelled, read_coco
-from surefeat.keypoints.transfer import (
-    RIGHT_WITHIN,
-    SURE,
-    Carried,
-    Joined,
-    Source,
-    carry_photo,
-    join,
-)
+from surefeat.keypoints.carry import RIGHT_WITHIN, Carried, Joined, Source, carry_photo, join
+from surefeat.keypoints.transfer import SURE
 from surefeat.measure.metrics import longer_side
 from surefeat.measure.rows import Row, build_row
 from surefeat.model.config import WEIGHTS, model_folder
