@@ -291,7 +291,7 @@ def calibration() -> Figure:
 
 
 def regions() -> Figure:
-    files = [RESULTS / "pf-pascal" / f"pf-pascal-test-{row}.json" for row in REGION_ROWS]
+    files = [RESULTS / "first" / "pf-pascal" / f"pf-pascal-test-{row}.json" for row in REGION_ROWS]
     return region_figure([read_result(path) for path in files])  # rows without regions left out
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -35,9 +36,14 @@ from surefeat.measure.tables import (
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
+FIRST = ROOT / "docs" / "studies" / "first.md"
+"""Rows of earlier versions, most of whose weights were not kept: they cannot be measured again."""
 
 RULES: dict[str, Convention] = {"pf-pascal": "scnet", "pf-willow": "bbox-kp", "pairs": "scnet"}
 """Of the matching benchmarks; pairs are those of birds."""
+
+PAPERS = ("pf-pascal", "pf-willow")
+"""Measured by regions, too, as in the paper."""
 
 FOLDERS = {"pairs": "cub-dev"}
 """Where results lie that are not called after their benchmark."""
@@ -49,13 +55,14 @@ TITLES = {
     "ours@256+384": "ours, slower: seen at 256 and 384 px",
     "birds200@320": "ours, then trained on 200 other photos of birds, on a CPU",
     "timm:vit_small_patch14_reg4_dinov2/block8@322": "DINOv2 ViT-S/14, see below, untrained by us",
-    "one-way@320": "the default before the last (one-way), 320 px",
     "vgg16-ours@320": "ours, VGG16, 320 px",
     "res4e@320": "res4e, untrained, 320 px",
     "res4c@320": "res4c, untrained, 320 px",
     "vgg16@320": "VGG16 pool4, untrained, 320 px",
     "resnet50-dilated@320": "ResNet-50-dilated res5c, untrained, 320 px",
-    "ours": "first version, 224 px: ours (later one-way)",
+    "ours": "**ours**, 224 px",
+    "ours-linear": "the default before (linear head on res5, res4e beside it)",
+    "one-way@320": "ours (one-way), 320 px, votes for 18 poses",
     "ours@224+320": "ours, seen at 224 and 320 px",
     "ours@224+320+448": "ours, seen at 224, 320 and 448 px",
     "without-confidence": "ours w/o confidence",
@@ -133,14 +140,19 @@ def lines_of(benchmark: str, split: str = "test", *, folder: str = "") -> list[L
 
 def linked(table: Table, lines: Sequence[Line]) -> str:
     """The table with a column that leads to each line's file; lines below it have none."""
-    links = [f"[json](../results/{line.file})" if line.file else "" for line in lines]
+    links = [link(line.file) if line.file else "" for line in lines]
     return markdown(with_column(table, "from", links + [""] * (len(table) - 1 - len(links))))
 
 
-def matching_table(benchmark: str, columns: Mapping[str, Score], *, control: bool = False) -> str:
+def matching_table(
+    benchmark: str, columns: Mapping[str, Score], *, first: bool, control: bool = False
+) -> str:
     """Lines that have any of the columns; `control`: the same place in image 1 below them."""
-    lines = [line for line in lines_of(benchmark)
+    folder = FOLDERS.get(benchmark, benchmark)
+    lines = [line for line in lines_of(benchmark, folder=f"first/{folder}" if first else folder)
              if any(cell(line.results, score) for score in columns.values())]  # fmt: skip
+    if not lines:
+        return AGAIN
     table = score_table({line.title: line.results for line in lines}, columns)
     if control:
         shown = [columns[name] for name in table[0][1:]]
@@ -153,7 +165,7 @@ def matching_table(benchmark: str, columns: Mapping[str, Score], *, control: boo
     return linked(table, lines)
 
 
-def points(benchmark: str) -> str:
+def points(benchmark: str, *, first: bool = False) -> str:
     """Keypoints by voting and by nearest neighbour, by two rules."""
     rules = dict.fromkeys((RULES[benchmark], "img"))
     columns = {
@@ -162,23 +174,23 @@ def points(benchmark: str) -> str:
         for rule in rules
         for alpha in alphas
     }
-    return matching_table(benchmark, columns, control=True)
+    return matching_table(benchmark, columns, first=first, control=True)
 
 
-def by_regions(benchmark: str) -> str:
+def by_regions(benchmark: str, *, first: bool = False) -> str:
     """The paper's route, its variants, and regions themselves."""
     routes = ("flow", "mean-flow")
     columns = {ROUTES[route]: pck_score(route, RULES[benchmark]) for route in routes}
     areas = {"PCR area": Score("pcr area"), "mIoU@k area": Score("miou area")}
-    return matching_table(benchmark, columns | areas)
+    return matching_table(benchmark, columns | areas, first=first)
 
 
-def controls(benchmark: str) -> str:
+def controls(benchmark: str, *, first: bool = False) -> str:
     """Where knowing the place does not help, and where it is all that helps."""
     rule = RULES[benchmark]
     columns = {ROUTES["location"]: pck_score("location", rule)}
     columns |= {name: score for name, score in control_columns(rule).items() if score.shifted}
-    return matching_table(benchmark, columns, control=True)
+    return matching_table(benchmark, columns, first=first, control=True)
 
 
 def few_shot(folder: str) -> str:
@@ -337,10 +349,11 @@ STAGES: dict[str, Callable[[dict[str, Any]], Table]] = {
 
 
 def link(name: str) -> str:
-    return f"[json](../results/{name})"
+    """From the repository's own folder; `filled` makes it lead there from a page."""
+    return f"[json](results/{name})"
 
 
-AGAIN = "Not shown: its file is of a tree with uncommitted changes and will be measured again.\n"
+AGAIN = "Not measured with this version yet.\n"
 
 
 def summary() -> str:
@@ -354,7 +367,6 @@ def summary() -> str:
         "res4e@320": "untrained: res4e of a ResNet-50",
         "ours@320": "**surefeat**, as it ships",
         "ours@256+384": "surefeat, slower: photos seen at two sizes",
-        "one-way@320": "surefeat, `--model one-way`",
         "birds200@320": "surefeat, after `pretrain` on 200 other photos of birds, on a CPU",
     }.items():
         shown = ((pascal, scnet), (pascal, img), (birds, scnet))
@@ -370,14 +382,19 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"results": summary},
     PAGE: {
         **{f"points {name}": partial(points, name) for name in RULES},
-        **{f"regions {name}": partial(by_regions, name) for name in ("pf-pascal", "pf-willow")},
-        **{f"controls {name}": partial(controls, name) for name in ("pf-pascal", "pf-willow")},
+        **{f"regions {name}": partial(by_regions, name) for name in PAPERS},
+        **{f"controls {name}": partial(controls, name) for name in PAPERS},
         "few-shot": partial(few_shot, "pascal3d"),
-        "few-shot first": partial(few_shot, "first/pascal3d"),
         "boxes": boxes,
         "confidence": confidence,
         "training speed": training_speed,
         "parts": stages,
+    },
+    FIRST: {
+        **{f"points {name}": partial(points, name, first=True) for name in RULES},
+        **{f"regions {name}": partial(by_regions, name, first=True) for name in PAPERS},
+        **{f"controls {name}": partial(controls, name, first=True) for name in PAPERS},
+        "few-shot": partial(few_shot, "first/pascal3d"),
     },
 }
 """The tables of each page, by the names in its markers."""
@@ -390,7 +407,8 @@ def filled(path: Path) -> str:
         pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not pattern.search(text):
             raise ValueError(f"{path.name} has no place for the table {name!r}")
-        text = pattern.sub(lambda match, make=make: f"{match[1]}\n{make()}\n{match[2]}", text)
+        table = make().replace("](results/", f"]({os.path.relpath(RESULTS, path.parent)}/")
+        text = pattern.sub(lambda match, table=table: f"{match[1]}\n{table}\n{match[2]}", text)
     return text
 
 

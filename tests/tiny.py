@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +33,7 @@ from surefeat.data.coco import make_category
 from surefeat.data.decode import Batches, Canvas, Item, Place
 from surefeat.data.drawn import correspondences, draw_many, write_folder
 from surefeat.data.drawn_categories import CATEGORIES
-from surefeat.data.keypoints import KeypointSet, Labelled, write_coco
+from surefeat.data.keypoints import KeypointSet, Labelled, read_coco, write_coco
 from surefeat.data.pairs import load_pairs
 from surefeat.data.sources import find_labels
 from surefeat.keypoints.config import FewShot, KeypointConfig
@@ -488,6 +489,16 @@ def write_labelled(folder: Path) -> Path:
     """16 photos of 8 categories; the json of their labels."""
     write_folder(folder, count=16, size=96, seed=0)
     return folder / "keypoints.json"
+
+
+def write_one_label(photos: Path, few: Path) -> Path:
+    """Of drawn photos, two others into a folder of their own; the json of one labelled bird."""
+    few.mkdir()
+    for photo in sorted(photos.glob("*.png"))[2:4]:
+        shutil.copy(photo, few)
+    birds = read_coco(photos / "keypoints.json").only(["bird"])
+    write_coco(photos / "one.json", replace(birds, objects=birds.objects[:1]))
+    return photos / "one.json"
 
 
 # A few-shot benchmark, and a row of features that knows the answer.

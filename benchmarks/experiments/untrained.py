@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--init", nargs="+", default=["imagenet"])
     parser.add_argument("--rows", nargs="+", choices=tuple(ROWS), default=tuple(ROWS))
     parser.add_argument("--pairs", type=int, help="val pairs of each row; 57 of VGG16, 29 of HC")
-    parser.add_argument("--results", type=Path, default=Path("results/pf-pascal"))
+    parser.add_argument("--results", type=Path, default=Path("results/first/pf-pascal"))
     parser.add_argument(
         "--out", type=Path, default=Path("results/studies/untrained_differences.json")
     )

@@ -38,6 +38,8 @@ COMMANDS = {
     " --device cpu --size 64 --hidden 8 --least-steps 2 --least-views 4",
     "keypoints predict": "{first} --category bird --detector {detector} --out {new} --model {model}"
     " --device cpu",
+    "keypoints transfer": "{labelled} {few} --out {new} --model {model} --device cpu",
+    "keypoints suggest": "{few} --count 2 --out {new} --model {model} --device cpu",
     "evaluate self": "{photos} --model {model} --count 4 --device cpu",
     "evaluate parts": "--model {model} --count 16 --size 64",
     "evaluate pairs": "{listed} " + MATCHING,
@@ -88,6 +90,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "willow": tiny.willow(root / "willow"), "spair": tiny.spair(root / "spair"),
         "fewshot": tiny.write_benchmark(root / "fewshot"),
         "result": next((root / "results").glob("*.json")),
+        "labelled": tiny.write_one_label(root / "photos", root / "few"), "few": root / "few",
         "proposals": next(path.name for path in scenes.glob("proposals*")),
         "run": tiny.learn(tiny.images(root / "drawn"), root / "run", tiny.tiny(steps=2)).folder,
     }  # fmt: skip

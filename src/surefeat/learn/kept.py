@@ -16,7 +16,7 @@ from torch import Tensor
 from surefeat.core import progress
 from surefeat.core.geometry import compose, invert
 from surefeat.data.decode import Batches, batch_indices
-from surefeat.learn.config import Config
+from surefeat.learn.config import Config, TrainConfig
 from surefeat.learn.loss import PairLoss, held_steps, loss_of_maps, step_draws
 from surefeat.learn.warp import change_colour, draw, render, shared_points, view_maps
 from surefeat.model.network import DenseFeatures
@@ -45,6 +45,14 @@ def photos_and_views(photos: int, total: int) -> tuple[int, int]:
 
 
 @torch.no_grad()
+def half_precision(device: torch.device, settings: TrainConfig) -> torch.autocast:
+    """Convolutions in bfloat16 where the machine has them: about twice as fast on such a CPU."""
+    # The public list of a processor's abilities is younger than the oldest torch we support.
+    known = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    able = device.type == "cuda" or (device.type == "cpu" and known())
+    return torch.autocast(device.type, torch.bfloat16, enabled=settings.amp and able)
+
+
 def keep_views(
     model: DenseFeatures, batches: Batches, config: Config, *, quiet: bool = True
 ) -> KeptViews:
@@ -66,7 +74,8 @@ def keep_views(
                 for i in (0, 1):
                     view = render(pixels, sizes, both[:, i], side=config.warp.size)
                     view = change_colour(view, draws.colour[:, i], config.colour)
-                    seen.append([maps.half() for maps in model.frozen_maps(view, trained)])
+                    with half_precision(device, config.train):
+                        seen.append([maps.half() for maps in model.frozen_maps(view, trained)])
                     placed.append(both[:, i])
             layers.append([torch.stack(views_of, 1) for views_of in zip(*seen, strict=True)])
             to_source.append(torch.stack(placed, 1))
@@ -94,4 +103,6 @@ def kept_losses(
             for layer in kept.maps
         ]
         hold = torch.full((), step < held_steps(config), device=device)
-        yield loss_of_maps(model.from_frozen(maps, trained), points, config.loss, hold)
+        with half_precision(device, config.train):
+            described = model.from_frozen(maps, trained)
+        yield loss_of_maps(described, points, config.loss, hold)

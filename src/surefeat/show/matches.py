@@ -304,12 +304,12 @@ def _settings(
     name = (
         f"{model or SHIPPED[0]}{'' if model not in (None, *SHIPPED) else ', ships with surefeat'}"
     )
-    votes = "neighbours vote for one of 18 poses" if voting else "nearest neighbour, no votes"
+    votes = "neighbours vote" if voting else "nearest neighbour, no votes"
     (h0, w0), (h1, w1) = matches.size0, matches.size1
     rows = [
         ("Model", name),
         ("Weights (sha256)", read_settings(model_folder(model))[2][:16]),
-        ("Network", f"{network.config.trunk}, compared with {' and '.join(network.lower)} beside"),
+        ("Network", f"{network.config.trunk}, matched with {' and '.join(network.lower)}"),
         ("Longest side it saw", " and ".join(f"{side} px" for side in sides)),
         ("Matching", votes),
         ("Chosen points that do not lead back", "left out" if mutual else "kept"),
