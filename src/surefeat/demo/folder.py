@@ -22,7 +22,7 @@ from surefeat.demo.board import sheet_value
 from surefeat.demo.desk import LISTED, MOST_PHOTOS, QUIET, build_desk, part_photo, show
 from surefeat.demo.labels import PartPhoto, Parts
 from surefeat.demo.parts import doubt
-from surefeat.demo.pictures import MAX_PIXELS
+from surefeat.demo.pictures import KEPT, MAX_PIXELS
 from surefeat.keypoints.transfer import SURE, transfer
 from surefeat.model.network import DenseFeatures
 
@@ -97,7 +97,7 @@ def folder_tab(model: DenseFeatures, photos: tuple[PartPhoto, ...], page: gr.Blo
         )  # fmt: skip
         save = gr.Button("download labels (COCO json)", size="sm", elem_id="folder_save")
         file = gr.DownloadButton("labels.json", visible="hidden", elem_id="folder_file")
-    carried = gr.State(FolderLabels({}))
+    carried = gr.State(FolderLabels({}), time_to_live=KEPT)
     begun = go.click(lambda: gr.Button(interactive=False), None, go, **QUIET)
     done = begun.then(partial(_on_go, model), desk.session, [carried, told], **QUIET)
     known, outputs = [desk.session, carried, least], [*desk.shown, told, desk.sheet, least]
