@@ -85,7 +85,7 @@ POINTS = [
     [222, 74], [226, 34], [205, 255], [170, 388], [306, 356],
 ]  # fmt: skip
 
-BIRDS_LEARNED, BIRDS_NEW, BIRD_STEPS, BIRD_SIDE = 200, 12, 300, 336
+BIRDS_LEARNED, BIRDS_NEW, BIRD_STEPS, BIRD_SIDE = 200, 10, 150, 336
 """Of before_after: birds in the folder, others to match, steps of training, pixels a side."""
 
 # What benchmarks/experiments/training_curve.py measures, and how the figure calls it.
@@ -169,7 +169,7 @@ def bird_matches(stages: dict[str, surefeat.DenseFeatures], birds: Sequence[Inst
     all ordered pairs of the birds.
     """
     figure = new_figure(5.2, "")
-    halves = figure.subfigures(1, len(stages), wspace=0.02)
+    halves = figure.subfigures(1, len(stages), wspace=0.02, squeeze=False)[0]
     for half, (stage, model) in zip(halves, stages.items(), strict=True):
         features = model.extract([item.image for item in birds], longest_side=112)
         found = [

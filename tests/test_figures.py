@@ -9,11 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
+from matplotlib.patches import ConnectionPatch
 
-from figures import FIGURES, RESULTS, accuracy_over_time, main
+from figures import BIRD_SIDE, FIGURES, RESULTS, accuracy_over_time, bird, bird_matches, main
 from results_page import TITLES
+from surefeat.data.drawn import correspondences
+from surefeat.match.points import match_points
 from surefeat.measure.results import read_result
 from surefeat.measure.tables import sizes_of
+from surefeat.show.style import PALETTE
+from tiny import feature_model
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -93,3 +99,28 @@ def test_the_curve_of_a_row_has_the_values_of_its_result() -> None:
     curve = lines[TITLES.get("ours", "ours")]
     shown = [result["metrics"][f"pck@0.1 bbox, {size} per class"] for size in sizes_of(result)]
     assert list(curve.get_ydata()) == pytest.approx(shown)
+
+
+def test_birds_are_matched_green_where_the_part_is_and_the_title_counts_all_pairs() -> None:
+    birds = [bird(number) for number in range(4)]
+    model = feature_model()
+    figure = bird_matches({"before": model}, birds)
+    features = model.extract([item.image for item in birds], longest_side=112)
+    right = [
+        [
+            float(np.hypot(*(place - true).tolist())) < 0.1 * BIRD_SIDE
+            for place, true in zip(
+                match_points(features[i], features[j], points0).points1, points1, strict=True
+            )
+        ]
+        for i in range(4)
+        for j in range(4)
+        if i != j
+        for points0, points1 in [correspondences(birds[i], birds[j])]
+    ]
+    share = 100 * sum(map(sum, right)) / sum(map(len, right))
+    (half,) = figure.subfigs
+    assert half.get_suptitle() == f"before: {share:.0f} % of parts found"
+    drawn = [line for line in half.get_children() if isinstance(line, ConnectionPatch)]
+    green = [line.get_edgecolor() == to_rgba(PALETTE[2]) for line in drawn]
+    assert green == right[0] + right[8]  # of birds 0 and 1, and of 2 and 3

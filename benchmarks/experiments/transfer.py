@@ -33,15 +33,8 @@ from surefeat.core.ranking import auroc
 from surefeat.data.coco import Category
 from surefeat.data.decode import Place
 from surefeat.data.keypoints import Labelled, read_coco
-from surefeat.keypoints.transfer import (
-    RIGHT_WITHIN,
-    SURE,
-    Carried,
-    Joined,
-    Source,
-    carry_photo,
-    join,
-)
+from surefeat.keypoints.carry import RIGHT_WITHIN, Carried, Joined, Source, carry_photo, join
+from surefeat.keypoints.transfer import SURE
 from surefeat.measure.metrics import longer_side
 from surefeat.measure.rows import Row, build_row
 from surefeat.model.config import WEIGHTS, model_folder
@@ -203,9 +196,17 @@ def cropped(item: Labelled, pixels: Tensor, context: float) -> tuple[Tensor, Lab
 
 @torch.no_grad()
 def carry_all(
-    tasks: Sequence[Task], extract: Extract, *, context: float | None = None, most: int = SOURCES
+    tasks: Sequence[Task],
+    extract: Extract,
+    *,
+    context: float | None = None,
+    most: int = SOURCES,
+    tables: Path | None = None,
 ) -> list[list[Carried]]:
-    """Every task's sources, carried to its photo one by one; features of a group are kept."""
+    """Every task's sources, carried to its photo one by one; features of a group are kept.
+
+    tables: where what was carried is kept, so that a run that was stopped goes on.
+    """
     kept: dict[Place, Features] = {}
 
     def features_of(item: Labelled, cut: float | None) -> tuple[Features, Labelled]:
@@ -218,8 +219,10 @@ def carry_all(
             kept.pop(next(iter(kept)))
         return features, about
 
-    results = []
-    for task in tqdm(tasks, mininterval=20):
+    results: list[list[Carried]] = []
+    if tables is not None and tables.is_file():
+        results = torch.load(tables, weights_only=False)
+    for number, task in enumerate(tqdm(tasks[len(results) :], mininterval=20)):
         target, _ = features_of(task.target, None)
         carried = []
         for item in task.sources[:most]:
@@ -227,6 +230,8 @@ def carry_all(
             source = Source(features, (replace(about, category=0),))
             carried += carry_photo(source, target, [task.category])
         results.append(carried)
+        if tables is not None and (number % 4 == 3 or len(results) == len(tasks)):
+            torch.save(results, tables)
     return results
 
 
@@ -384,7 +389,7 @@ def choices(tasks: Sequence[Task], carried: Sequence[Sequence[Carried]]) -> dict
 
 
 def tasks_of(data: Path, part: str, *, small: bool) -> list[Task]:
-    birds, targets = (3, 1) if small else (12, 2)
+    birds, targets = (3, 1) if small else (10, 2)
     pascal = 1 if small else 3
     tasks = bird_tasks(data, part, birds, targets) + pascal_tasks(data, part, pascal)
     return with_unrelated(tasks)
@@ -412,12 +417,7 @@ def main() -> None:
         extract, digest = row_extract(row), row.weights_sha256
         tasks = [task for task in tasks if task.related]
     most = SOURCES if args.context is None else 1
-    if args.tables and args.tables.is_file():
-        carried = torch.load(args.tables, weights_only=False)
-    else:
-        carried = carry_all(tasks, extract, context=args.context, most=most)
-        if args.tables:
-            torch.save(carried, args.tables)
+    carried = carry_all(tasks, extract, context=args.context, most=most, tables=args.tables)
     pairs = list(zip(tasks, carried, strict=True))
     answers = {n: [answer(task, some[:n]) for task, some in pairs] for n in {1, most}}
     metrics: dict[str, Any] = {

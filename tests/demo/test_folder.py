@@ -18,7 +18,7 @@ from surefeat.core.geometry import Frame
 from surefeat.data.decode import SourceError
 from surefeat.data.drawn import draw
 from surefeat.data.drawn_categories import CATEGORIES
-from surefeat.data.keypoints import Labelled, read_coco
+from surefeat.data.keypoints import Labelled, read_coco, write_coco
 from surefeat.demo.labels import PartPhoto, Parts
 
 pytest.importorskip("gradio", reason="needs the demo extra")
@@ -135,6 +135,23 @@ def test_no_request_reads_what_was_neither_uploaded_nor_in_the_folder(
         assert "photo 4 of 4" in answer["output"]["data"][3]
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_no_request_loads_labels_that_were_not_uploaded(
+    page: Any, tmp_path: Path, marked: bool
+) -> None:
+    session = Parts(("secret part",), desk="folder").with_photos([part_photo("bird0.png")])
+    session = session.with_part("secret part", (3.0, 4.0))
+    write_coco(tmp_path / "secret.json", session.labelled(session.photos))
+    said = []
+    for name in ("secret.json", "absent.json"):  # equally long: long ones are cut
+        file = given(tmp_path / name) if marked else {"path": str(tmp_path / name)}
+        with httpx.Client(base_url=page.local_url, trust_env=False, timeout=60) as client:
+            answer = ask(client, event_of(page, "folder_labels", "upload"), [file, None])
+        assert "secret part" not in str(answer)
+        said.append([answer["output"].get("error"), answer["warnings"]])
+    assert str(said[0]).replace("secret.json", "absent.json") == str(said[1])
+
+
 def test_a_folder_without_photos_or_none_at_all_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no folder at .*/none; pass one with photos"):
         read_folder(tmp_path / "none")
@@ -180,7 +197,7 @@ def test_what_was_clicked_in_the_meantime_stays_and_doubt_comes_first() -> None:
     assert [tile["name"] for tile in sheet["tiles"]] == ["b", "c"]  # .6 before .7
     assert [tile["note"] for tile in sheet["tiles"]] == [
         "least sure: 2 tail, right with 60 %",
-        "not seen: tail",
+        "not found: tail",
     ]
     assert told.startswith("3 parts found in 2 photos, 1 of them right with 90 % or more.")
 

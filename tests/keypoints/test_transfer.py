@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import surefeat.keypoints.transfer as module
 import tiny
 from surefeat.core.geometry import box_iou, cell_centres
 from surefeat.core.image import ImageLike
@@ -16,19 +20,11 @@ from surefeat.data.coco import make_category
 from surefeat.data.decode import Place
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import KeypointSet, Labelled, read_coco, write_coco
+from surefeat.keypoints.carry import BOX_SIGNS, POINT_SIGNS, Carried, Source, carry, join
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.keypoints.motion import Motion
-from surefeat.keypoints.transfer import (
-    BOX_SIGNS,
-    POINT_SIGNS,
-    Carried,
-    Source,
-    Transferred,
-    carry,
-    join,
-    transfer,
-)
+from surefeat.keypoints.transfer import Transferred, transfer
 from surefeat.model.network import DenseFeatures
 
 FACE = make_category("face", ("left_eye", "right_eye", "mouth", "patch"))
@@ -207,7 +203,53 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def labelled(drawn: Path) -> Transferred:
     (drawn / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and then nothing")
-    return transfer(drawn / "labels.json", drawn, tiny.feature_model(), threshold=0.1)
+    journal = drawn.parent / "journal.jsonl"
+    return transfer(
+        drawn / "labels.json", drawn, tiny.feature_model(), threshold=0.1, journal=journal
+    )
+
+
+def test_what_a_stopped_run_has_done_is_not_done_again(
+    drawn: Path, labelled: Transferred, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal of a whole run, cut in the middle of its last line but one."""
+    lines = (drawn.parent / "journal.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == 1 + len({item.name for item in labelled.objects}) + 1
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text("".join(lines[:-2]) + lines[-2][:40])
+    asked: list[Path] = []
+    extract = module.extract_readable
+
+    def watched(model: DenseFeatures, paths: list[Path], *rest: Any, **more: Any) -> Any:
+        asked.extend(paths)
+        return extract(model, paths, *rest, **more)
+
+    monkeypatch.setattr(module, "extract_readable", watched)
+    again = transfer(
+        drawn / "labels.json", drawn, tiny.feature_model(), threshold=0.1, journal=journal
+    )
+    assert sorted(str(path) for path in asked) == sorted(
+        json.loads(line)["photo"] for line in lines[-2:]
+    )
+    assert again.skipped == labelled.skipped
+    for mine, other in zip(again.objects, labelled.objects, strict=True):
+        assert (mine.name, mine.image, mine.size) == (other.name, other.image, other.size)
+        assert torch.equal(mine.visible, other.visible)
+        for name in ("points", "scores", "box"):
+            assert torch.allclose(getattr(mine, name), getattr(other, name), equal_nan=True)
+
+
+def test_a_journal_of_other_labels_is_begun_anew(
+    drawn: Path, labelled: Transferred, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal.jsonl"
+    shutil.copy(drawn.parent / "journal.jsonl", journal)
+    whole = read_coco(drawn / "labels.json")
+    one = KeypointSet(whole.categories, whole.objects[:1])
+    photo = labelled.objects[0].image.path
+    transfer(one, [photo], tiny.feature_model(), journal=journal)
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [line.get("photo") for line in lines] == [None, photo]
 
 
 def test_a_folder_is_labelled_and_what_was_labelled_is_left_alone(

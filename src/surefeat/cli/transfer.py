@@ -34,7 +34,8 @@ class KeypointsTransfer:
     photos: Positional[tuple[Path, ...]]
     """A folder with the others; or photos and folders."""
     out: Path = Path("transfer")
-    """Folder for keypoints.json, sheet.png, skipped.txt and a picture per photo."""
+    """Folder for keypoints.json, sheet.png, skipped.txt and a picture per photo; journal.jsonl
+    keeps what is done, so that a stopped run goes on."""
     images: Path | None = None
     """Where the labelled photos are: a folder or tar shards; by default beside the json."""
     threshold: float = 0.5
@@ -64,6 +65,7 @@ class KeypointsTransfer:
         transferred = transfer(
             self.labels, self.photos if len(self.photos) > 1 else self.photos[0], model,
             images=self.images, threshold=self.threshold, quiet=self.json,
+            journal=self.out / "journal.jsonl",
         )  # fmt: skip
         _check_any(transferred.objects, transferred.skipped)
         write_coco(self.out / "keypoints.json", transferred.found())

@@ -50,7 +50,8 @@ _STYLE = (
     "#drawn button {min-width: 76px} #said table {width: auto} #said {overflow-x: auto}"
     "#said :is(td, th) {word-break: normal; overflow-wrap: normal; white-space: nowrap}"
     "#said :is(td, th) {border-color: var(--border-color-primary) !important; padding: 4px 12px}"
-    "@media (max-width: 640px) {:is(#photo0, #photo1) {height: 300px !important}}"
+    "@media (max-width: 640px) {:is(#photo0, #photo1) {height: 300px !important}"
+    "#said :is(td, th) {padding: 4px 6px}}"
 )
 
 _HELP = (
@@ -175,7 +176,7 @@ def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
         trust = [f"**Confidence in {name}**: trust the bright places" for name in "AB"]
         maps = _columns(trust, ("confidence0", "confidence1"), still)
         with gr.Column():
-            gr.Markdown("**Dense warp**: one photo takes the other's shape")
+            gr.Markdown("**Dense warp**: one photo takes the other's shape; say how far")
             warp = gr.Image(elem_id="warped", **still)
             way = gr.Radio(list(_WAYS), value=_WAYS[0], container=False, type="index")
             amount = gr.Slider(0, 1, 0, step=0.05, label="how far", elem_id="amount")
@@ -251,8 +252,8 @@ def _on_click(
     point = torch.tensor([[min(x, width - 1), min(y, height - 1)]]).float()
     match = match_points(first.features, second.features, point, reliability=reliability)
     best = pictures.best_places(match, first.features, second.features)
-    marked = pictures.with_discs(first.pixels, point, [0], ranked=True)
-    shown = pictures.with_discs(second.pixels, best[0], range(len(best[0])), ranked=True)
+    marked = pictures.with_discs(first.pixels, point)
+    shown = pictures.with_discs(second.pixels, best[0])
     return marked, shown, _say(first, second, match, *best)
 
 

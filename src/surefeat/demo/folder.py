@@ -22,7 +22,7 @@ from surefeat.demo.board import sheet_value
 from surefeat.demo.desk import LISTED, MOST_PHOTOS, QUIET, build_desk, part_photo, show
 from surefeat.demo.labels import PartPhoto, Parts
 from surefeat.demo.parts import doubt
-from surefeat.demo.pictures import MAX_PIXELS
+from surefeat.demo.pictures import KEPT, MAX_PIXELS
 from surefeat.keypoints.transfer import SURE, transfer
 from surefeat.model.network import DenseFeatures
 
@@ -33,7 +33,8 @@ except ImportError as error:
 
 _HELP = (
     "1. {first} Name the parts that you want to have labelled.\n"
-    "2. Click the parts in one photo; a second and third one, seen from elsewhere, make it surer.\n"
+    "2. Click the parts in one photo that shows them well; a second and a third one, seen from "
+    "elsewhere, make it surer.\n"
     "3. Label the others. Below are the photos, the most doubtful first: open one, drag what is "
     "wrong to its place, or off the photo if it is not to be seen.\n"
     "4. Download the labels."
@@ -96,7 +97,7 @@ def folder_tab(model: DenseFeatures, photos: tuple[PartPhoto, ...], page: gr.Blo
         )  # fmt: skip
         save = gr.Button("download labels (COCO json)", size="sm", elem_id="folder_save")
         file = gr.DownloadButton("labels.json", visible="hidden", elem_id="folder_file")
-    carried = gr.State(FolderLabels({}))
+    carried = gr.State(FolderLabels({}), time_to_live=KEPT)
     begun = go.click(lambda: gr.Button(interactive=False), None, go, **QUIET)
     done = begun.then(partial(_on_go, model), desk.session, [carried, told], **QUIET)
     known, outputs = [desk.session, carried, least], [*desk.shown, told, desk.sheet, least]
@@ -183,11 +184,11 @@ def _told(items: list[Labelled], listed: int, *, probable: bool) -> str:
     said = f"{parts} parts found in {len(items)} photo{'s' * (len(items) != 1)}"
     if probable:
         sure = sum(int((item.scores >= SURE).sum()) for item in items if item.scores is not None)
-        said += f", {sure} of them right with {100 * SURE:.0f} % or more"
+        said += f", {sure or 'none'} of them right with {100 * SURE:.0f} % or more"
     else:
         said += "; how probably they are right is not known for this model"
-    below = "they are" if listed == len(items) else f"the {listed} most doubtful photos are"
-    return f"{said}. Below, {below} to be opened and corrected."
+    below = "" if listed == len(items) else f" Below are the {listed} most doubtful photos."
+    return f"{said}.{below} Open one to correct it."
 
 
 def _on_save(session: Parts) -> Any:

@@ -101,12 +101,12 @@ def _told(learned: int, others: int) -> str:
 
 
 def doubt(item: Labelled, names: Sequence[str], *, probable: bool = False) -> str:
-    """The line below a photo: the part that is least sure, or those that are not seen."""
+    """The line below a photo: the part that is least sure, or those that were not found."""
     assert item.scores is not None
     seen = item.visible.tolist()
     absent = [name for name, here in zip(names, seen, strict=True) if not here]
     if absent:
-        return f"not seen: {', '.join(absent)}"
+        return f"not found: {', '.join(absent)}"
     least = int(item.scores.argmin())
     sure = how_sure(float(item.scores[least]), probable=probable)
     return f"least sure: {least + 1} {names[least]}, {sure}"

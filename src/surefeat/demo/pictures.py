@@ -37,7 +37,7 @@ ALTERNATIVES = 3
 """Next best places shown beside a match."""
 
 COLOURS = tuple(colour for colour in PALETTE if colour != "#f0e442")
-"""Of numbered discs; the numbers are white, which does not show on yellow."""
+"""Of numbered parts; the numbers are white, which does not show on yellow."""
 
 RANKED = (PALETTE[1], PALETTE[0], PALETTE[5], GREY)
 """Of a match and its alternatives: the first stands out."""
@@ -135,17 +135,15 @@ def to_pil(pixels: Tensor) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
 
 
-def with_discs(
-    pixels: Tensor, points: Tensor, labels: Sequence[int], *, ranked: bool = False
-) -> Image.Image:
-    """A photo with discs at points (N, 2), numbered from 1 and coloured by their labels.
+def with_discs(pixels: Tensor, points: Tensor) -> Image.Image:
+    """A photo with numbered discs at points (N, 2).
 
-    ranked: label 0 is the match, drawn on top; the others are its alternatives, and smaller.
+    The first is the match, drawn on top; the others are its alternatives, and smaller.
     """
-    picture, colours = to_pil(pixels), RANKED if ranked else COLOURS
-    for label, (x, y) in sorted(zip(labels, points.tolist(), strict=True), reverse=ranked):
-        radius = SHOWN / 45 * (0.75 if ranked and label else 1.0)
-        mark = disc(radius, colours[label % len(colours)], str(label + 1))
+    picture = to_pil(pixels)
+    for rank, (x, y) in reversed(list(enumerate(points.tolist()))):
+        radius = SHOWN / 45 * (0.75 if rank else 1.0)
+        mark = disc(radius, RANKED[rank % len(RANKED)], str(rank + 1))
         picture.paste(mark, (round(x - mark.width / 2), round(y - mark.height / 2)), mark)
     return picture
 

@@ -1,110 +1,36 @@
 """From a few labelled photos to all others: keypoints, boxes and masks, carried over by matching.
 
-Every labelled object is matched, part by part and with a grid of places inside its box, with every
-other photo. Its motion (keypoints.motion) gives the box and the mask, and says whether it faces the
-other way, in which case left and right exchange their names. Several labelled objects of a
-category vote: a part goes where most of what they believe lies. How probably that is right, and the
-part there at all, is a logistic model of a few signs.
-Convention: original pixels; of each category one object per photo, unless one labelled photo has
-several, which may then lead to several.
+`keypoints.carry` says what labelled objects tell of one photo; here a folder is gone through, what
+was done is kept should it be stopped, and scores become probabilities.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefeat.core import progress
-from surefeat.core.geometry import box_iou
+from surefeat.core.files import add_lines, as_json, read_lines, write_lines
 from surefeat.data.coco import Category
 from surefeat.data.decode import Place, Skipped
 from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
 from surefeat.data.sources import find_images
-from surefeat.keypoints.motion import Motion, fit_motion, mask_box
-from surefeat.match.points import Matches, match_points
+from surefeat.keypoints.carry import Source, as_labelled, carry, has_box, read_sources
 from surefeat.model.extract import extract_readable
-from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import TransferTrust
-
-POINT_SIGNS = ("odds", "share", "voters", "stray", "support", "size")
-
-BOX_SIGNS = ("support", "related", "overlap", "voters")
-
-RIGHT_WITHIN = 0.1
-"""Of the object's longer side: what a keypoint's score speaks of."""
 
 SURE = 0.9
 """From this score on a label is called sure."""
 
-GRID = 9
-"""Places along each side of an object's box that are matched beside its parts."""
-
-_NEAR = 0.1
-"""Of the object's longer side: places closer than about this support each other."""
-
-_SAME = 0.3
-"""Boxes that overlap by so much are of one object."""
-
 _BATCH = 16
-
-_EDGE = 1e-4  # of probabilities, before their odds are taken
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A labelled photo as the model sees it."""
-
-    features: Features
-    objects: tuple[Labelled, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Carried:
-    """One labelled object, as it would lie in another photo."""
-
-    labelled: Labelled
-    motion: Motion
-    points: Tensor
-    """(K, 2) original pixels, by the names they have there; NaN where it has no such part."""
-    chances: Tensor
-    """(K,) of each match by itself, 0 where there is none."""
-    stray: Tensor
-    """(K,) how far a match lies from where the object's motion leads, its longer sides."""
-    related: float
-    """That both photos show the same kind of thing; 1 where nobody knows."""
-    box: Tensor
-    """(4,) inclusive."""
-    mask: tuple[Tensor, ...]
-
-    @property
-    def weight(self) -> float:
-        """What it counts beside others where boxes are joined."""
-        return self.related * self.motion.support + 1e-6
-
-
-@dataclass(frozen=True, eq=False)
-class Joined:
-    """What the labelled objects of a category say together of one object in a photo."""
-
-    category: int
-    box: Tensor
-    points: Tensor
-    """(K, 2); NaN where none of them has the part."""
-    known: Tensor
-    """(K,) bool: one of them has it."""
-    signs: dict[str, Tensor]
-    """POINT_SIGNS (K,)."""
-    box_signs: dict[str, Tensor]
-    """BOX_SIGNS, single numbers."""
-    chances: Tensor
-    """(K,): what the agreeing matches say by themselves, without calibration."""
-    mask: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +88,7 @@ def transfer(
     *,
     images: str | Path | None = None,
     threshold: float = 0.5,
+    journal: str | Path | None = None,
     quiet: bool = True,
 ) -> Transferred:
     """Labels of a few photos -> of all others.
@@ -170,12 +97,13 @@ def transfer(
     photos: a folder, or photos and folders; labelled ones among them are left out, those that
     cannot be read are skipped and listed. model: by default the one that ships; of one that was
     never fitted on pairs of known relation, scores are mere similarities that lead back.
-    threshold: keypoints with a lower score are not visible.
+    threshold: keypoints with a lower score are not visible. journal: a file to which every photo's
+    labels are written at once; what it has of the same labels, photos and model is not done again.
     """
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold is {threshold}; scores are between 0 and 1")
     known = labels if isinstance(labels, KeypointSet) else read_coco(labels, images=images)
-    items = [item for item in known.objects if bool(item.visible.any()) or _boxed(item)]
+    items = [item for item in known.objects if bool(item.visible.any()) or has_box(item)]
     if not items:
         raise ValueError("no labelled object has a keypoint (v of 1 or 2) or a box; label one")
     targets = photo_names(photos)
@@ -184,221 +112,111 @@ def transfer(
     if not todo:
         raise ValueError("all photos are labelled already; pass others, or a folder with others")
     model = model or DenseFeatures.from_pretrained()
-    sources = read_sources(items, model)
-    trust = trust_of(model)
-    skipped: list[Skipped] = []
+    done = _read_journal(journal, items, model)
+    lines = [_line_of(path, done) for path in todo]
+    missing = [path for path, line in zip(todo, lines, strict=True) if line is None]
+    if missing:
+        sources = read_sources(items, model)
+        with progress.bar(total=len(missing), desc="transferring", unit="img", quiet=quiet) as bar:
+            for batch in _batches(model, missing, sources, known.categories):
+                if journal is not None:
+                    add_lines(Path(journal), batch)
+                done |= {line["photo"]: line for line in batch}
+                bar.update(len(batch))
     objects: list[Labelled] = []
-    with progress.bar(total=len(todo), desc="transferring", unit="img", quiet=quiet) as bar:
-        for path, features in _features(model, list(todo), skipped, bar):
-            for joined in carry(sources, features, known.categories):
-                item = _as_labelled(joined, trust, features, threshold)
-                objects.append(replace(item, image=Place(str(path)), name=todo[path]))
+    skipped: list[Skipped] = []
+    for path, name in todo.items():
+        line = done[str(path)]
+        if "skipped" in line:
+            skipped.append(Skipped(name, line["skipped"]))
+        for about in line.get("objects", ()):
+            item = _item_of(about, threshold)
+            objects.append(replace(item, image=Place(str(path)), name=name))
     given = tuple(_as_given(item, targets) for item in items)
-    skipped = [replace(one, name=todo[Path(one.name)]) for one in skipped]
-    calibrated = trust is not None
+    calibrated = trust_of(model) is not None
     return Transferred(
         known.categories, given, tuple(objects), tuple(skipped), calibrated, threshold
     )
 
 
-def read_sources(items: Sequence[Labelled], model: DenseFeatures) -> list[Source]:
-    """Labelled objects, photo by photo, with the photos' features."""
-    groups: dict[Place, list[Labelled]] = {}
-    for item in items:
-        groups.setdefault(item.image, []).append(item)
-    return [
-        Source(model.extract(objects[0].read())[0], tuple(objects)) for objects in groups.values()
-    ]
+def _batches(
+    model: DenseFeatures,
+    paths: Sequence[Path],
+    sources: Sequence[Source],
+    categories: Sequence[Category],
+) -> Iterator[list[dict[str, Any]]]:
+    """Labels of some photos at a time, a line of the journal each."""
+    trust, side = trust_of(model), model.config.longest_side
+    for start in range(0, len(paths), _BATCH):
+        part, skipped = list(paths[start : start + _BATCH]), list[Skipped]()
+        lines = []
+        for path, features in extract_readable(model, part, skipped, longest_side=side):
+            joined = carry(sources, features, categories)
+            objects = [_record(as_labelled(one, trust, features)) for one in joined]
+            lines.append({"photo": str(path), "file": _state(path), "objects": objects})
+        lines += [
+            {"photo": one.name, "file": _state(Path(one.name)), "skipped": one.reason}
+            for one in skipped
+        ]
+        yield lines
+
+
+def _record(item: Labelled) -> dict[str, Any]:
+    """An object in plain numbers; a part without a place has null."""
+    assert item.scores is not None
+    return {
+        "category": item.category, "box": item.box.tolist(), "points": item.points.tolist(),
+        "scores": item.scores.tolist(), "size": list(item.size), "box_score": item.box_score,
+        "mask": [ring.tolist() for ring in item.mask],
+    }  # fmt: skip
+
+
+def _item_of(about: Mapping[str, Any], threshold: float) -> Labelled:
+    """What `_record` wrote."""
+    rows = [[torch.nan if v is None else v for v in point] for point in about["points"]]
+    scores = torch.tensor(about["scores"])
+    height, width = about["size"]
+    return Labelled(
+        image=Place(""), name="", category=about["category"], box=torch.tensor(about["box"]),
+        points=torch.tensor(rows).reshape(-1, 2), visible=scores >= threshold,
+        size=(height, width), scores=scores, box_score=about["box_score"],
+        mask=tuple(torch.tensor(ring) for ring in about["mask"]),
+    )  # fmt: skip
+
+
+def _read_journal(
+    journal: str | Path | None, items: Sequence[Labelled], model: DenseFeatures
+) -> dict[str, dict[str, Any]]:
+    """Path -> line of what was done of these labels with this model; another's is begun anew."""
+    if journal is None:
+        return {}
+    labels = [[item.image.path, *_record(_scored(item)).values()] for item in items]
+    trust = str(trust_of(model))
+    content = as_json([labels, model.weights_hash(), trust])
+    head = {"labels": hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()}
+    path = Path(journal)
+    lines = read_lines(path)
+    if lines[:1] != [head]:
+        write_lines(path, [head])
+        return {}
+    return {line["photo"]: line for line in lines[1:]}
+
+
+def _line_of(path: Path, done: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """What was done of a photo, if it is still the same."""
+    line = done.get(str(path))
+    return line if line and line["file"] == _state(path) else None
+
+
+def _state(photo: Path) -> str:
+    """Size and time of a photo's file: others, where it was replaced."""
+    info = photo.stat() if photo.exists() else None
+    return "" if info is None else f"{info.st_size} bytes, {info.st_mtime_ns}"
 
 
 def trust_of(model: DenseFeatures) -> TransferTrust | None:
     """What turns signs into probabilities, where the model was fitted for it."""
     return model.reliability.transfer if model.reliability and model.cohort else None
-
-
-def carry(
-    sources: Sequence[Source], target: Features, categories: Sequence[Category]
-) -> list[Joined]:
-    """What labelled photos say of another, object by object, category by category."""
-    carried = [one for source in sources for one in carry_photo(source, target, categories)]
-    objects = []
-    for number in sorted({one.labelled.category for one in carried}):
-        mine = [one for one in carried if one.labelled.category == number]
-        objects += [join(group, target.frame.original) for group in _grouped(mine)]
-    return objects
-
-
-def carry_photo(source: Source, target: Features, categories: Sequence[Category]) -> list[Carried]:
-    """All objects of a labelled photo, matched at once."""
-    size = source.features.frame.original
-    parts = [_inside(item.points[item.visible], size) for item in source.objects]
-    grids = [_grid(item) for item in source.objects]
-    points = [p for both in zip(parts, grids, strict=True) for p in both]
-    device = target.descriptors.device
-    matches = match_points(source.features, target, torch.cat(points).to(device))
-    counts = torch.tensor([len(p) for p in points]).cumsum(0).tolist()
-    pieces = [
-        matches.take(torch.arange(start, end, device=device))
-        for start, end in zip([0, *counts], counts, strict=False)
-    ]
-    return [
-        _carried(item, pieces[2 * i], pieces[2 * i + 1], categories[item.category].flip)
-        for i, item in enumerate(source.objects)
-    ]
-
-
-def chances_of(matches: Matches) -> Tensor:
-    """(N,) in [0, 1]: the matches' probabilities; else their similarity, if they lead back."""
-    if matches.probability is not None:
-        return matches.probability.cpu()
-    trip = matches.round_trip / (0.1 * max(matches.size0))
-    return (matches.trusted_score * (-0.5 * trip.square()).exp()).cpu()
-
-
-def _carried(item: Labelled, parts: Matches, grid: Matches, flip: Sequence[int]) -> Carried:
-    sizes = {"size0": grid.size0, "size1": grid.size1}
-    motion = fit_motion(grid.points0.cpu(), grid.points1.cpu(), chances_of(grid), **sizes)
-    rows = item.visible.nonzero()[:, 0]
-    if motion.mirrored:
-        rows = torch.tensor(flip, dtype=torch.long)[rows]
-    points = torch.full((len(item.visible), 2), torch.nan)
-    chances, stray = torch.zeros(len(points)), torch.zeros(len(points))
-    points[rows] = parts.points1.cpu()
-    chances[rows] = chances_of(parts)
-    whole = not _boxed(item)
-    height, width = grid.size1
-    box = torch.tensor([0.0, 0.0, width - 1.0, height - 1.0])
-    mask = motion.move_mask(item.mask, size=grid.size1)
-    if not whole:
-        moved = mask_box(mask, size=grid.size1) if mask else None
-        box = motion.move_box(item.box.float(), size=grid.size1) if moved is None else moved
-    away = parts.points1.cpu() - motion.move_points(parts.points0.cpu())
-    stray[rows] = away.norm(dim=-1) / _longer(box)
-    related = 1.0 if grid.related is None else grid.related
-    return Carried(item, motion, points, chances, stray, related, box, mask)
-
-
-def _grouped(carried: list[Carried]) -> list[list[Carried]]:
-    """Those that speak of one object together, the best supported group first.
-
-    Objects of one labelled photo that come to lie apart are different objects; of different photos
-    all speak of the same, agreeing or not.
-    """
-    several = [sum(a.labelled.image == b.labelled.image for b in carried) > 1 for a in carried]
-    order = sorted(range(len(carried)), key=lambda i: -carried[i].weight)
-    groups: list[list[Carried]] = []
-    for i in order:
-        boxes = torch.stack([group[0].box for group in groups]) if groups else torch.zeros(0, 4)
-        overlap = box_iou(boxes, carried[i].box[None])[:, 0]
-        if not groups or (several[i] and float(overlap.max()) < _SAME):
-            groups.append([carried[i]])
-        else:
-            groups[int(overlap.argmax())].append(carried[i])
-    return groups
-
-
-def join(carried: Sequence[Carried], size: tuple[int, int]) -> Joined:
-    """The votes of several labelled objects for one object in a photo of (height, width)."""
-    weights = torch.tensor([one.weight for one in carried])
-    boxes = torch.stack([one.box for one in carried])
-    overlap = box_iou(boxes, boxes)
-    best = int((overlap @ weights).argmax())  # the box that the others agree with
-    near = weights * (overlap[best] >= 0.5)
-    box = near @ boxes / near.sum()
-    longer = _longer(box)
-    points, chances, stray = (
-        torch.stack([getattr(one, name) for one in carried])
-        for name in ("points", "chances", "stray")
-    )
-    has = points.isfinite().all(-1)
-    places = points.nan_to_num(1e9)
-    apart = (places[:, None] - places[None]).norm(dim=-1) / (_NEAR * longer)
-    near_by = (-0.5 * apart.square()).exp() * has[None]  # (S, S, K)
-    votes = torch.einsum("ijk,jk->ik", near_by, chances + 1e-6)
-    chosen = votes.masked_fill(~has, -1.0).argmax(0)
-    columns = torch.arange(points.shape[1])
-    agree = near_by[chosen, :, columns]  # (K, S)
-    say = agree * (chances + 1e-6).T
-    known = has.any(0)
-    place = (say[..., None] * places.transpose(0, 1)).sum(1) / say.sum(1, keepdim=True)
-    place = torch.where(known[:, None], place, torch.nan)
-    # As if the agreeing were independent: the calibration knows that they are not.
-    both = 1 - (1 - agree * chances.T).prod(1)
-    scale = _longer(box) / max(size)
-    signs = {
-        "odds": torch.logit(both.clamp(_EDGE, 1 - _EDGE)),
-        "share": say.sum(1) / (has * (chances + 1e-6)).sum(0).clamp_min(1e-6),
-        "voters": (agree.sum(1) + 1e-3).log(),
-        "stray": ((agree * stray.T).sum(1) / agree.sum(1).clamp_min(1e-6) + 0.02).log(),
-        "support": (torch.tensor([one.motion.support for one in carried]) @ near / near.sum())
-        .expand(len(columns)),
-        "size": torch.tensor(scale).log().expand(len(columns)),
-    }  # fmt: skip
-    return Joined(
-        carried[0].labelled.category, box, place, known, signs,
-        _box_signs(carried, overlap[best], near), both * known, _best_mask(carried, near),
-    )  # fmt: skip
-
-
-def _best_mask(carried: Sequence[Carried], near: Tensor) -> tuple[Tensor, ...]:
-    """Of those that agree on the box, and have one, the best supported one's."""
-    outlined = [(float(near[i]), one.mask) for i, one in enumerate(carried) if one.mask]
-    weight, mask = max(outlined, key=lambda pair: pair[0], default=(0.0, ()))
-    return mask if weight > 0 else ()
-
-
-def _box_signs(carried: Sequence[Carried], overlap: Tensor, near: Tensor) -> dict[str, Tensor]:
-    share = near / near.sum()
-    support = torch.tensor([one.motion.support for one in carried])
-    related = torch.tensor([one.related for one in carried])
-    values = (
-        (share @ support + 0.01).log(), share @ torch.logit(related.clamp(_EDGE, 1 - _EDGE)),
-        overlap.mean(), torch.tensor(float(len(carried))).log(),
-    )  # fmt: skip
-    return dict(zip(BOX_SIGNS, values, strict=True))
-
-
-def _as_labelled(
-    joined: Joined, trust: TransferTrust | None, target: Features, threshold: float
-) -> Labelled:
-    scores, box_score = joined.chances, None
-    if trust is not None:
-        scores = trust.point.log_odds(joined.signs).sigmoid() * joined.known
-        box_score = float(trust.box.log_odds(joined.box_signs).sigmoid())
-    return Labelled(
-        image=Place(target.name), name=target.name, category=joined.category, box=joined.box,
-        points=joined.points, visible=scores >= threshold, size=target.frame.original,
-        scores=scores, mask=joined.mask, box_score=box_score,
-    )  # fmt: skip
-
-
-def _boxed(item: Labelled) -> bool:
-    """It has a box of its own, which is not the whole photo, or a mask."""
-    whole = item.box.tolist() == [0, 0, item.size[1] - 1, item.size[0] - 1]
-    return not whole or bool(item.mask)
-
-
-def _grid(item: Labelled) -> Tensor:
-    """(GRID * GRID, 2): places inside an object's box; without a box, around its keypoints."""
-    box = item.box.float()
-    if not _boxed(item):
-        seen = item.points[item.visible]
-        low, high = seen.amin(0), seen.amax(0)
-        margin = 0.25 * (high - low).max().clamp_min(0.1 * max(item.size))
-        box = torch.cat([low - margin, high + margin])
-    steps = (torch.arange(GRID) + 0.5) / GRID
-    ys, xs = (box[i] - 0.5 + steps * (box[i + 2] - box[i] + 1) for i in (1, 0))
-    return _inside(torch.cartesian_prod(ys, xs).flip(-1), item.size)
-
-
-def _inside(points: Tensor, size: tuple[int, int]) -> Tensor:
-    """Labels may lie a pixel outside; matching takes what is inside."""
-    top = points.new_tensor([size[1] - 1, size[0] - 1])
-    return torch.minimum(points.clamp_min(0), top)
-
-
-def _longer(box: Tensor) -> float:
-    return float((box[2:] - box[:2] + 1).max())
 
 
 def photo_names(photos: str | Path | Sequence[str | Path]) -> dict[Path, str]:
@@ -424,18 +242,9 @@ def _as_given(item: Labelled, targets: dict[Path, str]) -> Labelled:
     names = {os.path.realpath(path): name for path, name in targets.items()}
     where = os.path.realpath(item.image.path)
     name = item.name if item.image.size is not None else names.get(where, where)
-    return replace(item, name=name, scores=item.visible.float(), box_score=1.0)
+    return replace(_scored(item), name=name)
 
 
-def _features(
-    model: DenseFeatures, paths: list[Path], skipped: list[Skipped], bar: object
-) -> Iterator[tuple[Path, Features]]:
-    """Photo by photo, in their order."""
-    for start in range(0, len(paths), _BATCH):
-        part = paths[start : start + _BATCH]
-        side = model.config.longest_side
-        done = dict(extract_readable(model, part, skipped, longest_side=side))
-        for path in part:
-            if path in done:
-                yield path, done.pop(path)
-            bar.update(1)  # type: ignore[attr-defined]
+def _scored(item: Labelled) -> Labelled:
+    """A labelled object: what is labelled is beyond doubt."""
+    return replace(item, scores=item.visible.float(), box_score=1.0)

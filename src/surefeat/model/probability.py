@@ -168,9 +168,9 @@ class TransferTrust:
 
     point: Logistic
     """That the part is in the photo, and within a tenth of the object's longer side of the place
-    (keypoints.transfer.POINT_SIGNS)."""
+    (keypoints.carry.POINT_SIGNS)."""
     box: Logistic
-    """That the box overlaps the object's own by half or more (keypoints.transfer.BOX_SIGNS)."""
+    """That the box overlaps the object's own by half or more (keypoints.carry.BOX_SIGNS)."""
 
 
 @dataclass(frozen=True)
