@@ -389,10 +389,14 @@ def choices(tasks: Sequence[Task], carried: Sequence[Sequence[Carried]]) -> dict
 
 
 def tasks_of(data: Path, part: str, *, small: bool) -> list[Task]:
-    birds, targets = (3, 1) if small else (10, 2)
-    pascal = 1 if small else 3
+    birds, targets = (3, 1) if small else (10 if part == "fit" else 6, 2)
+    pascal = 1 if small else (3 if part == "fit" else 2)
     tasks = bird_tasks(data, part, birds, targets) + pascal_tasks(data, part, pascal)
-    return with_unrelated(tasks)
+    every = with_unrelated(tasks)
+    if part == "fit":
+        return every
+    strange = [task for task in every if not task.related][::3]
+    return [task for task in every if task.related or any(task is one for one in strange)]
 
 
 def main() -> None:
