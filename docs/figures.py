@@ -12,16 +12,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import BytesIO
+from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import matplotlib
+import numpy as np
 import torch
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.patches import ConnectionPatch
 from PIL import Image
 from skimage import data
 from torch import Tensor
@@ -31,8 +34,11 @@ from conventions import conventions
 from results_page import TITLES
 from surefeat import viz
 from surefeat.core.geometry import box_area
-from surefeat.data.drawn import write_folder
+from surefeat.data.drawn import Instance, correspondences, draw, write_folder
+from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.data.keypoints import read_coco
+from surefeat.learn.config import preset
+from surefeat.learn.pretrain import pretrain
 from surefeat.match.proposals import propose
 from surefeat.measure.results import Score, read_result
 from surefeat.measure.tables import CONTROL, published, sizes_of
@@ -78,6 +84,9 @@ POINTS = [
     [222, 74], [226, 34], [205, 255], [170, 388], [306, 356],
 ]  # fmt: skip
 
+BIRDS_LEARNED, BIRDS_NEW, BIRD_STEPS, BIRD_SIDE = 200, 12, 300, 336
+"""Of before_after: birds in the folder, others to match, steps of training, pixels a side."""
+
 # What benchmarks/experiments/training_curve.py measures, and how the figure calls it.
 ROUTES = {"nearest": "nearest neighbour", "voting": "voting"}
 
@@ -121,6 +130,80 @@ def match() -> Figure:
 def load_cut(path: Path) -> Tensor:
     """The head and shoulders of a portrait."""
     return surefeat.load_image(path)[:, :560, 20:500]
+
+
+def before_after() -> Figure:
+    """A folder of drawn birds: parts matched across new ones before and after learning from it."""
+    birds = [bird(number) for number in range(BIRDS_LEARNED + BIRDS_NEW)]
+    config = preset("small")
+    config = replace(config, train=replace(config.train, steps=BIRD_STEPS, check_every=0))
+    torch.manual_seed(config.train.seed)
+    untrained = surefeat.DenseFeatures(config.model).eval()
+    with TemporaryDirectory() as folder:
+        photos = Path(folder, "birds")
+        photos.mkdir()
+        for number, item in enumerate(birds[:BIRDS_LEARNED]):
+            Image.fromarray(item.image.permute(1, 2, 0).numpy()).save(photos / f"{number:03}.png")
+        learned = pretrain(
+            photos, out=Path(folder, "run"), config=config, init="none", device="cpu"
+        )
+    after = f"after {BIRD_STEPS} steps on {BIRDS_LEARNED} birds"
+    stages = {"before": untrained, after: learned.model}
+    return bird_matches(stages, birds[BIRDS_LEARNED:])
+
+
+def bird(number: int) -> Instance:
+    """A drawn bird, none like another."""
+    kind = [category.name for category in CATEGORIES].index("bird")
+    return draw(kind, size=BIRD_SIDE, generator=np.random.default_rng([15, number]))
+
+
+@rc_context(STYLE)
+def bird_matches(stages: dict[str, surefeat.DenseFeatures], birds: Sequence[Instance]) -> Figure:
+    """Rows: two pairs of birds; left and right half: the same parts, matched by either model.
+
+    Green within a tenth of the picture's side of the true place, orange elsewhere; the share is of
+    all ordered pairs of the birds.
+    """
+    figure = new_figure(5.2, "")
+    halves = figure.subfigures(1, len(stages), wspace=0.02)
+    for half, (stage, model) in zip(halves, stages.items(), strict=True):
+        features = model.extract([item.image for item in birds], longest_side=112)
+        found = [
+            right_matches(features, birds, *pair)[1] for pair in permutations(range(len(birds)), 2)
+        ]
+        share = torch.cat(found).float().mean()
+        half.suptitle(
+            f"{stage}: {100 * share:.0f} % of parts found", fontsize=11, fontweight="bold"
+        )
+        axes = half.subplots(2, 2)
+        for row, pair in zip(axes, ((0, 1), (2, 3)), strict=True):
+            places, right = right_matches(features, birds, *pair)
+            for axis, number in zip(row, pair, strict=True):
+                axis.imshow(birds[number].image.permute(1, 2, 0).numpy())
+            for start, end, good in zip(*places.tolist(), right.tolist(), strict=True):
+                colour = PALETTE[2] if good else PALETTE[1]
+                line = ConnectionPatch(
+                    start, end, "data", "data", axesA=row[0], axesB=row[1], color=colour,
+                    linewidth=1.6,
+                )  # fmt: skip
+                half.add_artist(line)
+                for axis, (x, y) in zip(row, (start, end), strict=True):
+                    axis.scatter(x, y, s=30, color=colour, edgecolors="white", linewidths=0.8)
+        hide_frames(axes.flat)
+    return figure
+
+
+def right_matches(
+    features: Sequence[surefeat.Features], birds: Sequence[Instance], first: int, second: int
+) -> tuple[Tensor, Tensor]:
+    """Parts of one bird and their matches in another (2, N, 2), and which are right (N,)."""
+    points0, points1 = correspondences(birds[first], birds[second])
+    if not len(points0):
+        return torch.zeros(2, 0, 2), torch.zeros(0, dtype=torch.bool)
+    places = surefeat.match_points(features[first], features[second], points0).points1
+    right = (places - points1).norm(dim=1) < 0.1 * BIRD_SIDE
+    return torch.stack([points0, places]), right
 
 
 def confidence() -> Figure:
@@ -344,9 +427,10 @@ def spaced_steps(stages: Sequence[dict[str, Any]]) -> list[str]:
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
-    "match": match, "confidence": confidence, "region_matches": region_matches,
-    "channels": channels, "keypoints": keypoints, "calibration": calibration, "regions": regions,
-    "fewshot": fewshot, "training": training, "conventions": conventions,
+    "match": match, "before_after": before_after, "confidence": confidence,
+    "region_matches": region_matches, "channels": channels, "keypoints": keypoints,
+    "calibration": calibration, "regions": regions, "fewshot": fewshot, "training": training,
+    "conventions": conventions,
 }  # fmt: skip
 
 if __name__ == "__main__":

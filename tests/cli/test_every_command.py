@@ -28,6 +28,9 @@ COMMANDS = {
     "extract": "{photos} --out {new} --model {model} --device cpu",
     "match": "{first} {second} --out {new} --model {model} --count 9 --device cpu",
     "relate": "{first} {second} --out {new} --device cpu",
+    "index": "{photos} --out {new} --model {model} --budget 9 --device cpu",
+    "find": "{first} --point 30,30 --index {index} --count 3 --out {new} --model {model}"
+    " --device cpu",
     "boxes fit": "{scenes}/photos --out {new} --init none --device cpu --proposals-file"
     " {scenes}/{proposals} --detector.trunk small --detector.tap conv2 --detector.hidden 16"
     " --detector.pooled 2 --learn.epochs 1 --learn.scales 96",
@@ -40,6 +43,7 @@ COMMANDS = {
     " --device cpu",
     "keypoints transfer": "{labelled} {few} --out {new} --model {model} --device cpu",
     "keypoints suggest": "{few} --count 2 --out {new} --model {model} --device cpu",
+    "keypoints convert": "{photos}/keypoints.json {new}.slp --categories bird",
     "evaluate self": "{photos} --model {model} --count 4 --device cpu",
     "evaluate parts": "--model {model} --count 16 --size 64",
     "evaluate pairs": "{listed} " + MATCHING,
@@ -51,6 +55,8 @@ COMMANDS = {
     " --objects 4 --device cpu",
     "evaluate compare": "{result} {result}",
     "evaluate tables": "{result.parent} --out {new}",
+    "peers fit": "hog {photos} --out {new} --device cpu",
+    "peers list": "",
     "report": "{run}",
     "export": "{new}.pt2 --model {model}",
     "data synthetic": "{new} --count 4 --size 48",
@@ -76,6 +82,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         DenseFeatures.from_pretrained(model, device="cpu"), birds, config=tiny.QUICK
     )
     detector.save(root / "detector")
+    main(f"index {root / 'photos'} --out {root / 'index'} --model {model} --device cpu".split())
     # As many as the public list has, or it is taken for a broken copy.
     rows = [f"{tiny.BOTH},2,1;5,1;6,30;9,20;8"] * 299
     tiny.pascal(pascal, *rows, header=tiny.HEADER)
@@ -85,7 +92,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     main(command.split())
     return {
         "model": model, "photos": root / "photos", "scenes": scenes, "boxes": root / "boxes",
-        "detector": root / "detector", "pascal": pascal, "listed": listed,
+        "detector": root / "detector", "index": root / "index", "pascal": pascal, "listed": listed,
         "first": root / "photos" / "bird_00001.png", "second": root / "photos" / "bird_00009.png",
         "willow": tiny.willow(root / "willow"), "spair": tiny.spair(root / "spair"),
         "fewshot": tiny.write_benchmark(root / "fewshot"),

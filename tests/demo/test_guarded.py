@@ -16,7 +16,7 @@ from tiny import write_model
 
 pytest.importorskip("gradio", reason="needs the demo extra")
 
-from browser import serve
+from browser import ask, event_of, given, serve
 from surefeat.demo.app import launch
 
 
@@ -30,36 +30,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def visitor(page: Any) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=page.local_url, trust_env=False, timeout=60) as client:
         yield client
-
-
-def event_of(page: Any, name: str, event: str) -> int:
-    """The number under which the queue knows what happens at an event of a named element."""
-    (element,) = [part for part in page.config["components"]
-                  if part["props"].get("elem_id") == name]  # fmt: skip
-    (number,) = [known["id"] for known in page.config["dependencies"]
-                 if [element["id"], event] in map(list, known["targets"])]  # fmt: skip
-    return int(number)
-
-
-def ask(client: httpx.Client, event: int, data: list[Any], **more: Any) -> dict[str, Any]:
-    """What the queue answers when an event is sent by hand, and the warnings on the way."""
-    session = more.pop("session", "0123456789")
-    sent = {"data": data, "fn_index": event, "session_hash": session, **more}
-    client.post("gradio_api/queue/join", json=sent).raise_for_status()
-    warnings = []
-    with client.stream("GET", "gradio_api/queue/data", params={"session_hash": session}) as lines:
-        for line in lines.iter_lines():
-            said = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
-            if said.get("msg") == "log":
-                warnings.append(said["log"])
-            if said.get("msg") == "process_completed":
-                return {**said, "warnings": warnings}
-    raise AssertionError("the queue did not answer")
-
-
-def given(path: Path | str) -> dict[str, Any]:
-    """A photo as the browser names it after the upload."""
-    return {"path": str(path), "orig_name": "a.png", "meta": {"_type": "gradio.FileData"}}
 
 
 @pytest.fixture
@@ -98,7 +68,8 @@ def test_an_upload_is_read(page: Any, visitor: httpx.Client, secret: Path) -> No
     for name, data in (("photo0", given(path)), ("part_files", [given(path)])):
         answer = ask(visitor, event_of(page, name, "upload"), [data, None])
         assert answer["success"]
-        assert answer["output"]["data"][1]["path"]
+        shown = answer["output"]["data"][1]
+        assert shown.get("path") or shown["photo"].startswith("data:image/jpeg;base64,")
         assert answer["warnings"] == []
 
 
@@ -114,9 +85,9 @@ def test_what_is_no_upload_at_all_is_one_line(page: Any, visitor: httpx.Client, 
 
 def test_a_click_where_no_photo_is_gets_an_answer(page: Any, visitor: httpx.Client) -> None:
     ask(visitor, event_of(page, "part_names", "change"), ["wheel", None], session="clicker")
-    event = event_of(page, "part_photo", "select")
+    event = event_of(page, "part_photo", "put")
     answer = ask(
-        visitor, event, [None, "wheel"], event_data={"index": [3, 4], "value": None},
+        visitor, event, [None, "wheel"], event_data={"place": [0.3, 0.4]},
         session="clicker",
     )  # fmt: skip
     assert answer["success"]

@@ -68,33 +68,28 @@ def test_parts_clicked_in_two_photos_are_found_in_a_third(
     tab.locator("#part_fit").click()
     tab.wait_for_selector("text=click the parts in at least one photo first")
     tab.locator("#part_names textarea, #part_names input").fill(", ".join(PARTS))
-    tab.wait_for_selector("#part label:has-text('tail')")
+    tab.wait_for_selector("#part_choice label:has-text('tail')")
     with tab.expect_file_chooser() as choosing:
         tab.locator("#part_files").click()
     choosing.value.set_files(paths)
     tab.wait_for_selector("#part_said >> text=photo 1 of 3, bird0.png")
     for number, each in enumerate(drawn[:2]):
         for count, part in enumerate(PARTS):
-            photo = tab.locator("#part_photo img")
-            before, box = photo.get_attribute("src"), photo.bounding_box()
             names = CATEGORIES[BIRD].keypoint_names
-            x, y = each.keypoints[names.index(part)].tolist()
-            place = {"x": (x + 0.5) / SIDE * box["width"], "y": (y + 0.5) / SIDE * box["height"]}
-            photo.click(position=place)
-            tab.wait_for_function(
-                "before => document.querySelector('#part_photo img')?.src !== before", arg=before
+            tab.locator("#part_photo .stage").click(
+                position=on_screen(tab, *each.keypoints[names.index(part)].tolist())
             )
             # The next part is chosen; after the last one none, so that no click moves the first.
             left = PARTS[count + 1 :]
-            tab.wait_for_selector(f"#part label:has-text('{count + 1} {part} ✓')")
-            assert tab.locator("#part input:checked").count() == len(left)
-            assert not left or tab.locator("#part input:checked").input_value() == left[0]
-        tab.wait_for_selector(f"#part_said >> text=photos with clicks: {number + 1}")
+            tab.wait_for_selector(f"#part_choice label:has-text('{count + 1} {part} ✓')")
+            assert tab.locator("#part_choice input:checked").count() == len(left)
+            assert not left or tab.locator("#part_choice input:checked").input_value() == left[0]
+        tab.wait_for_selector(f"#part_said >> text=photos labelled by hand: {number + 1}")
         tab.get_by_role("button", name="next photo").click()
         tab.wait_for_selector(f"#part_said >> text=photo {number + 2} of 3")
     tab.locator("#part_fit").click()
     tab.wait_for_selector("#part_told >> text=Learned from 2 photos; the parts found in 1 photo")
-    tab.wait_for_selector("#part_found img")
+    tab.wait_for_selector("#part_found .tile img")
     with tab.expect_download() as waiting:
         tab.get_by_text("labels (COCO json)").click()
     record = tmp_path / "labels.json"
@@ -115,36 +110,40 @@ def test_parts_clicked_in_two_photos_are_found_in_a_third(
     assert detector.categories[0].keypoints == PARTS
 
 
+def on_screen(tab: Any, x: float, y: float) -> dict[str, float]:
+    """A place of the photo, in its own pixels -> where it is shown, from the photo's corner."""
+    box = tab.locator("#part_photo img").bounding_box()
+    return {"x": (x + 0.5) / SIDE * box["width"], "y": (y + 0.5) / SIDE * box["height"]}
+
+
 def click(tab: Any, x: float, y: float) -> None:
     """Click a place of the photo, in its own pixels."""
-    photo = tab.locator("#part_photo img")
-    box, before = photo.bounding_box(), tab.inner_text("#part_said")
-    place = {"x": (x + 0.5) / SIDE * box["width"], "y": (y + 0.5) / SIDE * box["height"]}
-    photo.click(position=place)
+    before = tab.inner_text("#part_said")
+    tab.locator("#part_photo .stage").click(position=on_screen(tab, x, y))
     changed = "before => document.querySelector('#part_said').innerText.trim() !== before.trim()"
     tab.wait_for_function(changed, arg=before)
 
 
 def correct_the_third(tab: Any, beak: torch.Tensor) -> None:
     """Take a found part up, put it where it belongs, take that back, draw a box, fit again."""
-    tab.locator("#part_found button").first.click()
+    tab.locator("#part_found .tile").first.click()
     tab.wait_for_selector("#part_said >> text=photo 3 of 3")
-    tab.wait_for_selector("#part_said >> text=pale discs were found")
-    tab.locator("#part label:has-text('1 beak ?')").click()
+    tab.wait_for_selector("#part_said >> text=white discs were found")
+    tab.locator("#part_choice label:has-text('1 beak ?')").click()
     x, y = beak.tolist()
     click(tab, x, y)
-    tab.wait_for_selector("#part label:has-text('1 beak ✓')")
-    tab.wait_for_selector("#part_said >> text=photos with clicks: 3")
+    tab.wait_for_selector("#part_choice label:has-text('1 beak ✓')")
+    tab.wait_for_selector("#part_said >> text=photos labelled by hand: 3")
     # Nothing is chosen now: a click on the part takes it up.
     click(tab, x, y)
     tab.wait_for_selector("#part_said >> text=now click where beak belongs")
     click(tab, x + 20, y + 20)
     tab.get_by_role("button", name="undo").click()
     tab.get_by_role("button", name="undo").click()
-    tab.wait_for_selector("#part_said >> text=photos with clicks: 2")
-    tab.get_by_role("button", name="accept what was found").click()
-    tab.wait_for_selector("#part_said >> text=photos with clicks: 3")
-    tab.locator("#part label:has-text('a corner of the box')").click()
+    tab.wait_for_selector("#part_said >> text=photos labelled by hand: 2")
+    tab.get_by_role("button", name="accept found").click()
+    tab.wait_for_selector("#part_said >> text=photos labelled by hand: 3")
+    tab.locator("#part_choice label:has-text('the box (two corners)')").click()
     click(tab, 10, 20)
     tab.wait_for_selector("#part_said >> text=now click the opposite corner")
     click(tab, 200, 180)
@@ -153,8 +152,7 @@ def correct_the_third(tab: Any, beak: torch.Tensor) -> None:
 
 
 def part_photo(name: str = "a.png", size: tuple[int, int] = (100, 200)) -> PartPhoto:
-    shown = (size[0] * 2, size[1] * 2)
-    return PartPhoto(name, name, torch.zeros(3, *shown, dtype=torch.uint8), Frame(size, shown))
+    return PartPhoto(name, name, b"", Frame(size, (size[0] * 2, size[1] * 2)))
 
 
 def test_every_click_can_be_taken_back_where_it_was_made() -> None:

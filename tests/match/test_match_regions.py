@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from surefeat.core.geometry import Frame
 from surefeat.match import regions
 from surefeat.match.dense import match_dense
-from surefeat.match.regions import match_regions
+from surefeat.match.regions import match_regions, pool_layer
 from surefeat.model.features import Features, Pooling
 
 
@@ -198,3 +199,28 @@ def test_dense_matches_reach_the_whole_of_an_image_of_another_shape_and_no_furth
         torch.testing.assert_close(
             dense.points1[-1, -1], torch.tensor([width - 1.0, height - 1.0]), atol=3, rtol=0
         )
+
+
+def test_published_bins_are_those_of_scnet_s_code_cell_by_cell() -> None:
+    """1-based corners, round(x / 16) - 1, maxima; outside the map 0: against slow loops."""
+    maps = torch.rand(5, 14, 14, generator=torch.Generator().manual_seed(0)) + 0.1
+    frame = Frame((224, 224), (224, 224))
+    features = Features(maps, torch.ones(14, 14), maps, frame, 16)
+    boxes = torch.tensor([[0.0, 0, 223, 223], [3, 2, 6, 5], [40, 50, 130, 99], [7, 0, 200, 8]])
+    pooled = pool_layer(features, boxes, "descriptors", confidence=False, as_published=True)
+    empty = 0
+    for n, box in enumerate(boxes.tolist()):
+        low = [math.floor((v + 1) / 16 + 0.5) - 1 for v in box[:2]]
+        high = [math.floor((v + 1) / 16 + 0.5) - 1 for v in box[2:]]
+        for k in range(49):
+            spans = []
+            for axis, part in ((0, k % 7), (1, k // 7)):
+                count = max(1, high[axis] - low[axis] + 1)
+                first = low[axis] + math.floor(part * count / 7)
+                last = low[axis] + math.ceil((part + 1) * count / 7)
+                spans.append([c for c in range(first, last) if 0 <= c < 14])
+            cells = [maps[:, y, x] for y in spans[1] for x in spans[0]]
+            empty += not cells
+            expected = torch.stack(cells).amax(0) if cells else torch.zeros(5)
+            assert torch.equal(pooled.vectors[pooled.index[n, k]], expected)
+    assert empty

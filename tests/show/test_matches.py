@@ -196,7 +196,7 @@ def test_warped_leaves_unsure_pixels_blank() -> None:
     moved = np.asarray(figure.axes[1].images[0].get_array())[..., 0]
     assert moved[:, :12].max() == 0
     assert moved[:, 12:].min() > 200
-    assert "25% of B" in str(figure.get_label())
+    assert "25 % of B" in str(figure.get_label())
 
 
 @pytest.mark.parametrize("shift", [0, 7])

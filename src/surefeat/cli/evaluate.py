@@ -12,7 +12,7 @@ from tyro.conf import Positional, Suppress, arg, subcommand
 
 from surefeat.cli.output import Device, Json, Model, say
 from surefeat.keypoints.config import PAPER, FewShot, KeypointConfig
-from surefeat.measure.protocol import MEASURES, SHIFTED, Measure
+from surefeat.measure.protocol import SHIFTED, USUAL, Measure
 
 
 def _written(paths: list[Path], *, to_script: bool) -> list[Any]:
@@ -138,7 +138,7 @@ class EvaluateMatching:
     """Folder of the benchmark in its public layout; for pairs a CSV list."""
     rows: tuple[str, ...] = ("ours",)
     """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, res4e, sift, hog,
-    or NAME=FOLDER for another trained model."""
+    NAME=FOLDER for another trained model, or a peer (`surefeat peers list`)."""
     model: str | None = None
     """Of the row ours: model or run folder, or one that ships (resnet50, vgg16)."""
     init: tuple[str, ...] = ("imagenet",)
@@ -155,9 +155,11 @@ class EvaluateMatching:
     """Proposals per image."""
     seed: int = 0
     """Of the proposals."""
-    measures: tuple[Measure, ...] = MEASURES
+    measures: tuple[Measure, ...] = USUAL
     """nearest, voting, location: keypoints by search; regions: PCR and mIoU; flow: the
-    paper's keypoints, from region matches; mean-flow: the same from regions pooled by means."""
+    paper's keypoints, from region matches; mean-flow: the same from regions pooled by means;
+    published-flow: from regions pooled as SCNet's code does; own: keypoints as a row itself moves
+    them, if it does."""
     shifted: tuple[Measure, ...] = SHIFTED
     """Those measured again with image 1 shifted."""
     side: int = 224
@@ -173,9 +175,11 @@ class EvaluateMatching:
     def run(self) -> None:
         from surefeat.measure.evaluate import evaluate_rows
         from surefeat.measure.tables import main_table, markdown, transposed
+        from surefeat.peers.rows import with_peers
 
         paths = evaluate_rows(
-            self.benchmark, self.data, rows=self.rows, model=self.model, init=self.init,
+            self.benchmark, self.data, model=self.model, init=self.init,
+            rows=with_peers(self.rows, init=self.init, model=self.model, device=self.device),
             out=self.out, split=self.split, images=self.images, proposals=self.proposals,
             boxes=self.boxes, seed=self.seed, measures=self.measures, shifted=self.shifted,
             side=self.side, inputs=self.inputs, pairs=self.pairs, device=self.device,

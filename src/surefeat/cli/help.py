@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 
 FIRST = {
     "pretrain": ("--out", "--preset", "--init", "--steps", "--resume"),
-    "extract": ("--out", "--model", "--side", "--json"),
+    "extract": ("--out", "--model", "--side", "--format", "--json"),
     "match": ("--out", "--points", "--count", "--model", "--json"),
+    "index": ("--out", "--budget", "--tiles", "--engine", "--model"),
+    "find": ("--point", "--index", "--count", "--out", "--model"),
     "boxes fit": ("--out", "--labels", "--init", "--resume"),
     "boxes predict": ("--model", "--out", "--labels", "--sheet"),
     "boxes propose": ("--file", "--labels", "--workers"),
@@ -27,6 +29,8 @@ FIRST = {
     "keypoints transfer": ("--out", "--images", "--threshold", "--fit", "--json"),
     "keypoints suggest": ("--count", "--labels", "--out", "--json"),
     "keypoints predict": ("--detector", "--out", "--category", "--threshold", "--model"),
+    "keypoints convert": ("--images", "--categories", "--to", "--from"),
+    "peers fit": ("--out", "--init", "--keep", "--steps", "--resume"),
     "evaluate self": ("--model", "--count", "--json"),
     "evaluate pf-pascal": ("--rows", "--model", "--measures", "--out", "--pairs"),
     "evaluate pf-willow": ("--rows", "--model", "--measures", "--out", "--pairs"),
@@ -133,7 +137,7 @@ def _entry(typed: str, meaning: str) -> tuple[str, str]:
 
 def _plain(typed: str) -> str:
     """{None}|{[FLOAT FLOAT [FLOAT FLOAT ...]]} -> X X ..."""
-    typed = typed.replace("{None}|", "")
+    typed = typed.replace("{None}|", "").replace("{None,", "{")
     typed = re.sub(r"\{?\[([^\[\]]+) \[(?:\1 )?\.\.\.\]\]\}?", r"\1 ...", typed)
     return re.sub(r"\b(INT|FLOAT|STR)\b", lambda word: _WORDS[word[0]], typed)
 

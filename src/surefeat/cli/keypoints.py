@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg, subcommand
 
-from surefeat.cli.output import Device, Json, say
+from surefeat.cli.output import Device, Json, say, say_aside
 from surefeat.cli.transfer import KeypointsSuggest, KeypointsTransfer, draw_objects
+from surefeat.data.pose import USUAL, PoseFormat, is_labels
 from surefeat.keypoints.config import KeypointConfig
 
 if TYPE_CHECKING:
@@ -22,14 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeypointsFit:
-    """Learn to find parts from a COCO keypoints json; ten labelled photos are enough to begin."""
+    """Learn to find parts from labelled keypoints; ten labelled photos are enough to begin."""
 
     annotations: Positional[Path]
-    """COCO keypoints json. Objects without a box have the whole image."""
+    """COCO keypoints json, or labels of DeepLabCut, SLEAP, Label Studio, CVAT or YOLO. Objects
+    without a box have the whole image."""
     out: Path
     """Folder of the detector to create."""
     images: Path | None = None
-    """Where the images are: a folder or tar shards; by default beside the json."""
+    """Where the images are: a folder or tar shards; by default beside the labels."""
     categories: tuple[str, ...] | None = None
     """Learn only these categories; by default all that have labels."""
     model: str | None = None
@@ -43,8 +45,9 @@ class KeypointsFit:
     def run(self) -> None:
         from time import perf_counter
 
+        from surefeat.core.files import check_free
         from surefeat.data.keypoints import read_coco
-        from surefeat.keypoints.detector import KeypointDetector, check_free
+        from surefeat.keypoints.detector import KeypointDetector
         from surefeat.model.network import DenseFeatures
 
         check_free(self.out)
@@ -70,20 +73,22 @@ class KeypointsPredict:
     """Find the parts in other photos: writes keypoints.json (COCO), sheet.png, a picture each."""
 
     images: Positional[tuple[Path, ...]]
-    """Photos and folders; or one COCO json, whose boxes and categories are used. Where it has
-    keypoints too, the result is compared with them."""
+    """Photos and folders; or one file of labels (COCO or another tool's), whose boxes and
+    categories are used. Where it has keypoints too, the result is compared with them."""
     detector: Path
     """Folder that `surefeat keypoints fit` wrote."""
     out: Path = Path("keypoints")
     """Folder for keypoints.json, sheet.png (all photos at a glance) and a picture per photo."""
     folder: Path | None = None
-    """Where the images of a json are: a folder or tar shards; by default beside it."""
+    """Where the images of a file of labels are: a folder or tar shards; by default beside it."""
     category: str | None = None
     """Of the objects, when the detector knows several; of a json, only these are looked at."""
     threshold: float = 0.5
     """Parts that are less probably in the photo, 0 to 1, are left out (v = 0)."""
     pictures: bool = True
     """Draw every photo with its keypoints."""
+    format: PoseFormat | None = None
+    """Also write the keypoints as another tool's file, into --out."""
     model: str | None = None
     """The model it was fitted with: folder, or one that ships (resnet50, vgg16)."""
     device: Device = None
@@ -91,13 +96,15 @@ class KeypointsPredict:
     """Print the keypoints as JSON instead of a summary."""
 
     def run(self) -> None:
-        from surefeat.core.files import as_json
-        from surefeat.data.keypoints import write_coco
+        from surefeat.core.files import as_json, check_free
+        from surefeat.data.keypoints import write_coco, write_keypoints
         from surefeat.keypoints.detector import KeypointDetector
         from surefeat.model.network import DenseFeatures
 
         if not self.images:
             raise ValueError("no photos are given; name photos, folders or a COCO json to look at")
+        if self.format == "yolo":
+            check_free(self.out / USUAL["yolo"])
         model = DenseFeatures.from_pretrained(self.model, device=self.device)
         detector = KeypointDetector.load(self.detector, model)
         objects, labelled, skipped = self._find(detector)
@@ -106,6 +113,9 @@ class KeypointsPredict:
         self.out.mkdir(parents=True, exist_ok=True)
         record = self.out / "keypoints.json"
         write_coco(record, objects)
+        if self.format not in (None, "coco"):
+            lost = write_keypoints(self.out / USUAL[self.format], objects, self.format)
+            _say_lost(lost, self.format)
         if self.pictures:
             draw_objects(objects, self.out)
         if self.json:
@@ -124,7 +134,7 @@ class KeypointsPredict:
         from surefeat.data.keypoints import KeypointSet, read_coco
 
         skipped: list[Skipped] = []
-        if len(self.images) == 1 and self.images[0].suffix.lower() == ".json":
+        if len(self.images) == 1 and is_labels(self.images[0]):
             labelled = read_coco(self.images[0], images=self.folder)
             labelled = labelled.only([self.category]) if self.category else labelled
             objects = detector.label(labelled, threshold=self.threshold, skipped=skipped)
@@ -171,6 +181,64 @@ def _photos(given: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
+class KeypointsConvert:
+    """Labels of one tool as those of another: COCO, DeepLabCut, SLEAP, Label Studio, CVAT, YOLO."""
+
+    labels: Positional[Path]
+    """What is there: .json (COCO, Label Studio), .csv or .h5 (DeepLabCut), .slp (SLEAP), .xml
+    (CVAT), data.yaml or its folder (YOLO), a folder of DeepLabCut's tables."""
+    out: Positional[Path]
+    """What to write, by the same endings; a folder is YOLO's, a .json COCO's."""
+    source: Annotated[PoseFormat | None, arg(name="from")] = None
+    """Format of what is there, where it cannot be told."""
+    to: PoseFormat | None = None
+    """Format to write, where the ending does not say it: label-studio for a .json."""
+    images: Path | None = None
+    """Where the photos are: a folder or tar shards; by default beside the labels."""
+    categories: tuple[str, ...] | None = None
+    """Only these categories; by default all."""
+    copy: bool = True
+    """Copy photos to where the new labels look for them: into YOLO's folder, out of SLEAP's
+    packages."""
+    json: Json = False
+
+    def run(self) -> None:
+        from surefeat.core.files import check_free
+        from surefeat.data.pose import (
+            format_for,
+            only_categories,
+            photo_finder,
+            read_pose,
+            tell_format,
+            unpack_photos,
+            write_pose,
+        )
+
+        check_free(self.out)
+        form, source = self.to or format_for(self.out), self.source or tell_format(self.labels)
+        coco = read_pose(self.labels, source)
+        coco = coco if self.categories is None else only_categories(coco, self.categories)
+        find = photo_finder(self.labels, self.images)
+        lost = write_pose(self.out, coco, form, find, copy=self.copy)
+        unpacked = unpack_photos(self.out, coco, form, find) if self.copy else 0
+        _say_lost(lost, form)
+        result = {
+            "labels": str(self.out), "from": source, "format": form, "photos": len(coco.images),
+            "objects": len(coco.annotations), "unpacked": unpacked, "lost": lost,
+        }  # fmt: skip
+        words = f"{len(coco.annotations)} objects in {len(coco.images)} photos, from {source} to"
+        words = f"{words} {form}: {self.out}"
+        more = f"; {unpacked} photos unpacked beside it" * bool(unpacked)
+        say(result, to_script=self.json, words=words + more)
+
+
+def _say_lost(lost: Sequence[str], form: PoseFormat) -> None:
+    """What a format cannot hold, in a line of warning each."""
+    for what in lost:
+        say_aside(f"lost: {what}; {form} cannot hold it")
+
+
+@dataclass(frozen=True)
 class Keypoints:
     """Find object parts from a handful of labels."""
 
@@ -178,7 +246,8 @@ class Keypoints:
         Annotated[KeypointsFit, subcommand("fit")]
         | Annotated[KeypointsPredict, subcommand("predict")]
         | Annotated[KeypointsTransfer, subcommand("transfer")]
-        | Annotated[KeypointsSuggest, subcommand("suggest")],
+        | Annotated[KeypointsSuggest, subcommand("suggest")]
+        | Annotated[KeypointsConvert, subcommand("convert")],
         arg(name=""),
     ]
 

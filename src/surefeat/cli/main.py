@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 from tyro.conf import Positional, arg, subcommand
@@ -22,11 +22,15 @@ from surefeat.cli.data import Data, Export
 from surefeat.cli.evaluate import Evaluate
 from surefeat.cli.help import print_help
 from surefeat.cli.keypoints import Keypoints
-from surefeat.cli.output import Device, Json, Model, say, say_aside, say_not_drawn
+from surefeat.cli.output import Device, Json, Model, Tiles, say, say_aside, say_not_drawn
+from surefeat.cli.peers import Peers
+from surefeat.cli.search import Find, Index
 from surefeat.learn.config import Config, Preset, preset
 
 if TYPE_CHECKING:
+    from surefeat.index.engines import CellsWritten
     from surefeat.match.points import Matches
+    from surefeat.model.extract import Extracted
 
 
 @dataclass(frozen=True)
@@ -91,33 +95,76 @@ class Pretrain:
 
 @dataclass(frozen=True)
 class Extract:
-    """Features of images to disk, one .safetensors file each; continues where it was stopped."""
+    """Features of images to disk: a file each, or tables of cells; continues where it stopped."""
 
     images: Positional[tuple[Path, ...]]
-    """Images and folders."""
+    """Images and folders; with --format parquet also lists, tar shards and Parquet files."""
     out: Path
     """Folder for the feature files."""
     model: Model = None
     side: int | None = None
     """Longest side at which images are seen, network pixels."""
+    format: Literal["safetensors", "parquet"] = "safetensors"
+    """safetensors: all features of an image in a file of its own; parquet: descriptors cell by
+    cell, some hundred photos a file (the scale extra)."""
+    budget: int | None = None
+    """Parquet: keep so many cells of an image, confident ones spread out; by default all."""
+    kind: Literal["half", "int8"] = "int8"
+    """Parquet: how descriptors are stored; int8 is times 127, rounded."""
+    engine: Literal["here", "ray"] = "here"
+    """Parquet: this process (of torchrun's, its share), or workers on Ray (the scale extra)."""
+    address: str | None = None
+    """Parquet, Ray: of a cluster, such as 10.0.0.1:6379, or auto; by default this machine."""
+    workers: int | None = None
+    """Parquet: files made at the same time; by default one a core, or one a GPU."""
+    shard: int = 256
+    """Parquet: photos a file; a lost worker costs no more."""
     batch: int = 16
     """Images per pass."""
+    tiles: Tiles = False
     device: Device = None
     json: Json = False
 
     def run(self) -> None:
-        from surefeat.model.extract import extract_to_folder
+        done: Extracted | CellsWritten
+        if self.format == "parquet":
+            done = self._tables()
+        else:
+            from surefeat.model.extract import extract_to_folder
 
-        done = extract_to_folder(
-            self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
-            device=self.device, quiet=self.json,
-        )  # fmt: skip
+            self._refuse_table_options()
+            done = extract_to_folder(
+                self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
+                tiles=self.tiles, device=self.device, quiet=self.json,
+            )  # fmt: skip
         result = asdict(done)
         if not self.json:
             listed = f", listed in {done.listed}" if done.listed else ""
             result = result | {"skipped": f"{len(done.skipped)}{listed}"}
             del result["listed"]
         say(result, to_script=self.json)
+
+    def _tables(self) -> CellsWritten:
+        from surefeat.index.engines import write_cells
+        from surefeat.index.shards import CellSettings
+
+        settings = CellSettings(
+            kind=self.kind, budget=self.budget, photos=self.shard, batch=self.batch,
+            longest_side=self.side, tiles=self.tiles,
+        )  # fmt: skip
+        return write_cells(
+            self.images, self.out, model=self.model, settings=settings, engine=self.engine,
+            address=self.address, workers=self.workers, device=self.device, quiet=self.json,
+        )  # fmt: skip
+
+    def _refuse_table_options(self) -> None:
+        """An option that would have no effect is a misunderstanding."""
+        asked = {"engine": self.engine != "here", "kind": self.kind != "int8"}
+        for name in ("budget", "address", "workers"):
+            asked[name] = getattr(self, name) is not None
+        if any(asked.values()):
+            name = next(name for name, given in asked.items() if given)
+            raise ValueError(f"--{name} is for tables of cells; add --format parquet")
 
 
 @dataclass(frozen=True)
@@ -160,6 +207,7 @@ class Match:
     model: Model = None
     side: tuple[int, ...] = ()
     """Longest side at which photos are seen, network pixels; of several the scores add up."""
+    tiles: Tiles = False
     device: Device = None
     json: Json = False
 
@@ -169,7 +217,7 @@ class Match:
         matches, page = match_photos(
             self.image0, self.image1, out=self.out, points=self.points, count=self.count,
             regions=self.regions, mutual=self.mutual, model=self.model, sides=self.side,
-            voting=self.voting, device=self.device,
+            voting=self.voting, tiles=self.tiles, device=self.device,
         )  # fmt: skip
         print(matches.to_json() if self.json else f"{_verdict(matches)}; look at {page}")
 
@@ -200,9 +248,10 @@ class Relate:
         write_json(self.out / "relations.json", relations.to_dict())
         try:
             from surefeat.show.relations import group_sheet, relation_matrix
+            from surefeat.show.style import write_figure
 
-            group_sheet(relations).savefig(self.out / "groups.png", dpi=150)
-            relation_matrix(relations).savefig(self.out / "matrix.png", dpi=150)
+            write_figure(group_sheet(relations), self.out / "groups.png")
+            write_figure(relation_matrix(relations), self.out / "matrix.png")
         except ImportError as error:
             say_not_drawn("pictures", error)
         large = [len(group) for group in relations.groups if len(group) > 1]
@@ -220,6 +269,8 @@ UNRELATED = "these two photos seem to have nothing in common"
 
 def _verdict(matches: Matches) -> str:
     """What `surefeat match` says in a line: related or not, how many, how sure, what is missing."""
+    from surefeat.show.match_page import percent
+
     said = f"{len(matches)} matches"
     astray = len(matches) - int(matches.mutual.sum())
     said += f", {astray} of which do not lead back (mutual: false in matches.json)" * bool(astray)
@@ -227,21 +278,23 @@ def _verdict(matches: Matches) -> str:
         return f"{said}; no probability: it is not fitted for this model, size or matching"
     said += f", {int((matches.probability > 0.5).sum())} of them probably right"
     verdict = UNRELATED if matches.related < 0.5 else "these two photos show the same kind of thing"
-    return f"{verdict} (probability {matches.related:.0%}); {said}"
+    return f"{verdict} (probability {percent(matches.related)}); {said}"
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A web page on this machine: drop two photos, click a point, see its match."""
+    """A web page on this machine: match two photos, learn parts, label a folder from one photo."""
 
     model: Model = None
+    photos: Path | None = None
+    """Folder to label: the tab Folder starts with its photos."""
     port: int = 7860
     """Local port."""
 
     def run(self) -> None:
         from surefeat.demo.app import launch
 
-        launch(self.model, port=self.port)
+        launch(self.model, photos=self.photos, port=self.port)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -287,9 +340,12 @@ def _commands(argv: list[str]) -> Any:
         | Annotated[Extract, subcommand("extract")]
         | Annotated[Match, subcommand("match")]
         | Annotated[Relate, subcommand("relate")]
+        | Annotated[Index, subcommand("index")]
+        | Annotated[Find, subcommand("find")]
         | Annotated[Boxes, subcommand("boxes")]
         | Annotated[Keypoints, subcommand("keypoints")]
         | Annotated[Evaluate, subcommand("evaluate")]
+        | Annotated[Peers, subcommand("peers")]
         | Annotated[Report, subcommand("report")]
         | Annotated[Export, subcommand("export")]
         | Annotated[Demo, subcommand("demo")]

@@ -17,6 +17,10 @@ _MODEL = "Model or run folder, one that ships (resnet50, vgg16), or hub:OWNER/NA
 
 Model = Annotated[str | None, arg(help=_MODEL)]
 
+_TILES = "See large photos at their own size, in tiles: for small things; it takes longer."
+
+Tiles = Annotated[bool, arg(help=_TILES)]
+
 
 def say(result: Mapping[str, Any], *, to_script: bool, words: str | None = None) -> None:
     """A result as one line of JSON; for a person in these words, or as a line per value."""

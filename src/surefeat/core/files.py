@@ -96,6 +96,13 @@ def as_json(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
 
 
+def check_free(path: Path) -> None:
+    """Refuse a place that holds something already, before anything is begun."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        kind = "folder" if path.is_dir() else "name"
+        raise FileExistsError(f"{path} exists already; remove it or pass another {kind}")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; NaN and infinity as null."""
     write_text(path, as_json(value, indent=2) + "\n")

@@ -36,6 +36,16 @@ def normalise(points: Tensor, *, size: tuple[int, int]) -> Tensor:
     return torch.stack([(x + 0.5) * (2 / width) - 1, (y + 0.5) * (2 / height) - 1], dim=-1)
 
 
+def from_corner(place: float) -> float:
+    """A place measured from the image's top-left corner, 0 to W, as one between pixel centres."""
+    return place - 0.5
+
+
+def to_corner(place: float) -> float:
+    """Inverse of from_corner."""
+    return place + 0.5
+
+
 def sample(maps: Tensor, cells: Tensor) -> Tensor:
     """Bilinear read: maps (B, C, H, W) at cells (B, N, 2) -> (B, N, C).
 

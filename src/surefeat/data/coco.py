@@ -48,10 +48,15 @@ class Category:
     keypoints: tuple[str, ...]
     flip: tuple[int, ...]
     """flip[i]: the keypoint that i becomes in a mirrored image; itself when it has no twin."""
+    edges: tuple[tuple[int, int], ...] = ()
+    """Keypoints that a line joins when they are drawn, counted from 0."""
 
 
 def make_category(
-    name: str, keypoints: Sequence[str], flip: Sequence[int] | None = None
+    name: str,
+    keypoints: Sequence[str],
+    flip: Sequence[int] | None = None,
+    edges: Sequence[Sequence[int]] = (),
 ) -> Category:
     """A checked category; without `flip`, names that differ by left and right (l, r) are twins."""
     names = tuple(str(keypoint) for keypoint in keypoints)
@@ -64,7 +69,11 @@ def make_category(
     if len(pairs) != len(names) or back != list(range(len(names))):
         rule = f"it must name each of the {len(names)} keypoints' mirrored twin, counted from 0"
         raise ValueError(f"category {name!r} has flip {list(pairs)}; {rule}")
-    return Category(str(name), names, pairs)
+    lines = tuple((int(first), int(second)) for first, second in edges)
+    if any(not 0 <= end < len(names) for line in lines for end in line):
+        rule = f"join two of its {len(names)} keypoints each"
+        raise ValueError(f"category {name!r} has a skeleton that names no keypoint; {rule}")
+    return Category(str(name), names, pairs, lines)
 
 
 _SWAP = {"left": "right", "right": "left", "l": "r", "r": "l"}
@@ -103,6 +112,8 @@ class Annotation:
     """VOC's flag."""
     id: str = ""
     """As the json has it; written ones are numbered."""
+    individual: str = ""
+    """Who it is, where a file tells animals apart."""
     more: dict[str, Any] = field(default_factory=dict)
     """Written as it is: area, score, ..."""
 
@@ -140,7 +151,9 @@ def read_annotations(path: Path, *, strict: bool = True) -> Coco:
         raise SourceError(f"{path} is not a COCO file ({error!r}); {_FIX}") from error
     try:
         categories = {
-            key: make_category(name, entry.get("keypoints") or (), entry.get("flip"))
+            key: make_category(
+                name, entry.get("keypoints") or (), entry.get("flip"), _skeleton(entry)
+            )
             for key, (name, entry) in kinds.items()
         }
     except (ValueError, TypeError, OverflowError) as error:
@@ -155,6 +168,12 @@ def read_annotations(path: Path, *, strict: bool = True) -> Coco:
         except ValueError as error:
             raise SourceError(f"{path}, annotation {entry.get('id')}: {error}") from error
     return Coco(tuple(images.values()), tuple(categories.values()), _inclusive(annotations))
+
+
+def _skeleton(entry: dict[str, Any]) -> list[tuple[int, int]]:
+    """COCO counts its keypoints from 1 here; without keypoints there is nothing to join."""
+    lines = entry.get("skeleton") if entry.get("keypoints") else None
+    return [(int(first) - 1, int(second) - 1) for first, second in lines or ()]
 
 
 def _image(entry: dict[str, Any]) -> CocoImage:
@@ -186,6 +205,7 @@ def _annotation(
         crowd=bool(entry.get("iscrowd")),
         difficult=bool(entry.get("difficult")),
         id=str(entry.get("id")),
+        individual=str(entry.get("individual") or ""),
     )
 
 
@@ -214,6 +234,18 @@ def _rings(values: object) -> tuple[tuple[float, ...], ...]:
         if real and len(numbers) >= 6 and len(numbers) % 2 == 0:
             rings.append(tuple(float(value) for value in numbers))
     return tuple(rings)
+
+
+def box_of_xywh(x: float, y: float, width: float, height: float) -> Box:
+    """COCO's box, whose edges are measured from the image's corner, as an inclusive one."""
+    box = boxes_from_xywh(torch.tensor([x, y, width, height], dtype=torch.float64)).tolist()
+    return box[0], box[1], box[2], box[3]
+
+
+def xywh_of_box(box: Box) -> Box:
+    """Inverse of box_of_xywh."""
+    numbers = xywh_from_boxes(torch.tensor(box, dtype=torch.float64)).tolist()
+    return numbers[0], numbers[1], numbers[2], numbers[3]
 
 
 def _inclusive(annotations: Sequence[Annotation]) -> tuple[Annotation, ...]:
@@ -272,6 +304,7 @@ def coco_record(coco: Coco) -> dict[str, Any]:
         "categories": [
             {"id": i, "name": kind.name}
             | ({"keypoints": kind.keypoints, "flip": kind.flip} if kind.keypoints else {})
+            | ({"skeleton": [[a + 1, b + 1] for a, b in kind.edges]} if kind.edges else {})
             for i, kind in enumerate(coco.categories, start=1)
         ],
     }
@@ -292,6 +325,8 @@ def _written(note: Annotation, box: list[float]) -> dict[str, Any]:
         about["keypoints"] = [_short(value) for value in note.keypoints]
     if note.polygons:
         about["segmentation"] = [[_short(value) for value in ring] for ring in note.polygons]
+    if note.individual:
+        about["individual"] = note.individual
     return about | note.more
 
 

@@ -1,4 +1,4 @@
-"""Objects with named keypoints, from COCO's keypoints json or PASCAL3D+'s own files.
+"""Objects with named keypoints, from COCO's json, other tools' labels or PASCAL3D+'s own files.
 
 Convention: points are (x, y) in original pixels, boxes inclusive (see core.geometry). A keypoint is
 visible when COCO's flag v is 1 or 2; with v = 0 it has no place.
@@ -27,11 +27,10 @@ from surefeat.data.coco import (
     Coco,
     CocoImage,
     make_category,
-    read_annotations,
     write_annotations,
 )
 from surefeat.data.decode import Item, Place, SourceError
-from surefeat.data.sources import image_finder
+from surefeat.data.pose import PoseFormat, photo_finder, read_pose, write_pose
 
 
 def channels(categories: Iterable[Category]) -> tuple[range, ...]:
@@ -110,14 +109,15 @@ class KeypointSet:
 
 
 def read_coco(path: str | Path, *, images: str | Path | None = None) -> KeypointSet:
-    """The objects of a COCO json, in its order; crowds are left out.
+    """The objects of a COCO json, or of another tool's labels (see data.pose), in their order.
 
-    Images are looked up under `images` (a folder or tar shards; default: beside the json). An
+    Crowds are left out. Images are looked up under `images` (a folder or tar shards; default:
+    beside the labels, or in them). An
     object without a box gets the whole image, one without keypoints has none visible. Anything
     that cannot be meant is an error that names the file, the object and the fix.
     """
     path = Path(path)
-    content = read_annotations(path)
+    content = read_pose(path)
     notes = [note for note in content.annotations if not note.crowd]
     if not notes:
         raise SourceError(f"{path} holds no annotations; label some objects first")
@@ -143,7 +143,7 @@ def _items(
     path: Path, content: Coco, rows: Sequence[int], images: str | Path | None
 ) -> dict[int, Item]:
     """Where the images are; those that are nowhere are one error that names them."""
-    find = image_finder(images, beside=path)
+    find = photo_finder(path, images)
     items = {row: find(content.images[row].name) for row in rows}
     missing = [content.images[row].name for row in rows if items[row].read.refused]
     if missing:
@@ -195,11 +195,25 @@ def write_coco(path: str | Path, labelled: KeypointSet) -> None:
 
     What a detector says of each keypoint is written as keypoint_scores and keypoint_errors.
     """
+    write_annotations(path, _as_coco(labelled))
+
+
+def write_keypoints(path: str | Path, labelled: KeypointSet, form: PoseFormat) -> list[str]:
+    """Write a set as another tool's labels; returns what they cannot hold, in words."""
+    places = {item.name: item.image for item in labelled.objects}
+
+    def find(name: str) -> Item:
+        return Item(name, places[name])
+
+    return write_pose(Path(path), _as_coco(labelled), form, find)
+
+
+def _as_coco(labelled: KeypointSet) -> Coco:
     sizes = {item.name: item.size for item in labelled.objects}
     rows = {name: row for row, name in enumerate(sizes)}
     images = tuple(CocoImage(name, size) for name, size in sizes.items())
     notes = (_annotation(item, rows[item.name]) for item in labelled.objects)
-    write_annotations(path, Coco(images, labelled.categories, tuple(notes)))
+    return Coco(images, labelled.categories, tuple(notes))
 
 
 def _annotation(item: Labelled, image: int) -> Annotation:

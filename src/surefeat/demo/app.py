@@ -1,6 +1,7 @@
 """`surefeat demo`: a page on this machine to match two photos by hand; needs no network.
 
-Every tab is a function that `build_page` calls: the match of two photos, here, and parts.py.
+Every tab is a function that `build_page` calls: the match of two photos, here, parts.py and
+folder.py.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from surefeat.core.image import ImageError
 from surefeat.data.drawn import draw
 from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.demo import pictures
+from surefeat.demo.folder import folder_tab, read_folder
+from surefeat.demo.labels import PartPhoto
 from surefeat.demo.parts import parts_tab
 from surefeat.match.dense import match_dense
 from surefeat.match.points import Matches, match_points
 from surefeat.model.config import model_folder
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import Reliability
-from surefeat.show.match_page import is_unrelated
+from surefeat.show.match_page import is_unrelated, percent
 from surefeat.show.style import ShownPhoto
 
 try:
@@ -47,6 +50,7 @@ _STYLE = (
     "#drawn button {min-width: 76px} #said table {width: auto} #said {overflow-x: auto}"
     "#said :is(td, th) {word-break: normal; overflow-wrap: normal; white-space: nowrap}"
     "#said :is(td, th) {border-color: var(--border-color-primary) !important; padding: 4px 12px}"
+    "@media (max-width: 640px) {:is(#photo0, #photo1) {height: 300px !important}}"
 )
 
 _HELP = (
@@ -78,34 +82,45 @@ class Session:
         return first, second
 
 
-def build_page(model: DenseFeatures, *, reliability: Reliability | None = None) -> gr.Blocks:
-    """The page; `launch` serves it. reliability: also say how probably a match is right."""
+def build_page(
+    model: DenseFeatures, *, reliability: Reliability | None = None,
+    photos: tuple[PartPhoto, ...] = (),
+) -> gr.Blocks:  # fmt: skip
+    """The page; `launch` serves it. reliability: also say how probably a match is right.
+
+    photos: what the tab for a folder starts with; it is then the one that is open.
+    """
     page: gr.Blocks
     old = (pictures.KEPT, pictures.KEPT)
     with gr.Blocks(title="surefeat", analytics_enabled=False, delete_cache=old) as page:
         gr.Markdown("## surefeat")
-        with gr.Tab("Match"):
-            _match_tab(model, reliability)
-        with gr.Tab("Parts"):
-            parts_tab(model)
+        with gr.Tabs(selected="folder" if photos else "match"):
+            with gr.Tab("Match", id="match"):
+                _match_tab(model, reliability)
+            with gr.Tab("Parts", id="parts"):
+                parts_tab(model)
+            with gr.Tab("Folder", id="folder"):
+                folder_tab(model, photos, page)
     return page
 
 
 def launch(
-    source: str | Path | None = None, *, port: int = 7860, device: str | None = None,
-    block: bool = True,
+    source: str | Path | None = None, *, photos: str | Path | None = None, port: int = 7860,
+    device: str | None = None, block: bool = True,
 ) -> gr.Blocks:  # fmt: skip
     """Serve the page on 127.0.0.1 only, with a model: folder or shipped name (default resnet50).
 
-    Other web pages' requests are refused; a photo is read only if it was uploaded to this one.
+    Other web pages' requests are refused; a photo is read only if it was uploaded to this one, or
+    lies in the folder `photos`, which is read at the start.
 
     block: stay until interrupted; otherwise the caller closes the page that is returned.
     """
     if not 1 <= port <= 65_535:
         raise ValueError(f"port is {port}; use 1 to 65535")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    given = () if photos is None else read_folder(photos)
     model = DenseFeatures.from_pretrained(source, device=device)
-    page = build_page(model, reliability=Reliability.load(model_folder(source)))
+    page = build_page(model, reliability=Reliability.load(model_folder(source)), photos=given)
     # Fonts of the machine: gradio's own themes would ask for others.
     plain, mono = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
     theme = gr.themes.Soft(primary_hue="blue", font=plain, font_mono=mono)
@@ -156,7 +171,7 @@ def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
     with gr.Row():
         images = _columns(_CAPTIONS, ("photo0", "photo1"), drop)
     said = gr.Markdown(elem_id="said")
-    with gr.Row():
+    with gr.Row(visible=False) as below:
         trust = [f"**Confidence in {name}**: trust the bright places" for name in "AB"]
         maps = _columns(trust, ("confidence0", "confidence1"), still)
         with gr.Column():
@@ -164,7 +179,7 @@ def _match_tab(model: DenseFeatures, reliability: Reliability | None) -> None:
             warp = gr.Image(elem_id="warped", **still)
             way = gr.Radio(list(_WAYS), value=_WAYS[0], container=False, type="index")
             amount = gr.Slider(0, 1, 0, step=0.05, label="how far", elem_id="amount")
-    shown = [session, *images, *maps, said, warp, amount]
+    shown = [session, *images, *maps, said, warp, amount, below]
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
     for side, image in enumerate(images):
         # Unprocessed, so that our own reader and its messages meet the file first.
@@ -222,7 +237,8 @@ def _with_photo(photo: ShownPhoto | None, side: int, session: Session) -> list[A
     photos = (photo, second) if side == 0 else (first, photo)
     plain = [pictures.to_pil(shown.pixels) if shown else None for shown in photos]
     maps = pictures.confidence_maps(photos)
-    return [replace(session, photos=photos, targets={}), *plain, *maps, "", None, 0]
+    below = gr.Row(visible=any(photos))
+    return [replace(session, photos=photos, targets={}), *plain, *maps, "", None, 0, below]
 
 
 def _on_click(
@@ -247,20 +263,16 @@ def _say(
     """The match and its alternatives in words, original pixels."""
     x0, y0 = first.frame.to_original(match.points0)[0].tolist()
     trip = 100 * match.round_trip.item() / max(match.size0)
-    sure = "" if match.probability is None else f"right with **{match.probability.item():.0%}**, "
-    unrelated = match.related is not None and match.related < 0.5
-    sure = f"these two photos seem to have **nothing in common**; {sure}" if unrelated else sure
+    sure = "" if match.probability is None else f"right with **{percent(match.probability)}**, "
+    table = [["", "place", "similarity", "with votes"], ["-"] * 4]
     originals = second.frame.to_original(places).tolist()
-    table = [
-        ["", *map(str, range(1, len(places) + 1))],
-        ["-"] * (len(places) + 1),
-        [f"A ({x0:.0f}, {y0:.0f}) to", *(f"B ({x:.0f}, {y:.0f})" for x, y in originals)],
-        ["similarity", *(f"{value:.2f}" for value in similarity.tolist())],
-        ["with its neighbours' votes", *(f"{value:.2f}" for value in score.tolist())],
-    ]
+    rows = zip(originals, similarity.tolist(), score.tolist(), strict=True)
+    for rank, ((x, y), plain, voted) in enumerate(rows, 1):
+        table.append([str(rank), f"B ({x:.0f}, {y:.0f})", f"{plain:.2f}", f"{voted:.2f}"])
     lead = (
-        f"The match: {sure}confidence {match.confidence.item():.2f}, matched back it lands "
-        f"{trip:.1f} % of A's longer side away.\n"
+        f"A ({x0:.0f}, {y0:.0f}): {sure}confidence {match.confidence.item():.2f}, matched back it "
+        f"lands {trip:.1f} % of A's longer side away. Places are the match (1) and the next best; "
+        "votes are those of the neighbouring matches.\n"
     )
     if is_unrelated(match):
         lead = f"**These two photos seem to have nothing in common.** {lead}"

@@ -1,4 +1,4 @@
-"""What one visitor of the parts tab has: photos, the parts clicked in them, and what was found.
+"""What one visitor has on a tab with parts: photos, what was clicked in them, what was found.
 
 Convention: places are kept in the photos' own pixels. Each photo is one object, in its box or seen
 whole. Everything is frozen: a click makes another session, and the last one can be taken back.
@@ -32,6 +32,15 @@ class Marks:
     """Clicked parts."""
     box: Box | None = None
     """The object's, inclusive; without it the whole photo is the object."""
+    absent: frozenset[str] = frozenset()
+    """Parts that were said not to be seen."""
+
+    def with_place(self, name: str, point: Point | None) -> Marks:
+        """A part at another place; None: it is not to be seen."""
+        places = {part: place for part, place in self.places.items() if part != name}
+        if point is None:
+            return replace(self, places=places, absent=self.absent | {name})
+        return replace(self, places=places | {name: point}, absent=self.absent - {name})
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,22 +49,27 @@ class PartPhoto:
 
     name: str
     path: str
-    pixels: Tensor
-    """(3, h, w) uint8, as shown."""
+    jpeg: bytes
+    """As shown."""
     frame: Frame
     """From the photo's own pixels (original) to those shown (network)."""
     marks: Marks = field(default_factory=Marks)
     found: dict[str, Point] = field(default_factory=dict)
-    """Parts that the last fit has found here, without those it thinks are not to be seen."""
+    """Parts that were found here, without those that are thought not to be seen."""
+    found_box: Box | None = None
+    """The object's, where it was carried over from another photo."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """How sure that was, in [0, 1]; of parts that are thought not to be seen too."""
 
     def parts(self) -> dict[str, Point]:
         """Every part with a place: where it was clicked, else where it was found."""
-        return self.found | self.marks.places
+        placed = self.found | self.marks.places
+        return {name: place for name, place in placed.items() if name not in self.marks.absent}
 
     def whole(self) -> Box:
         """The box of the object."""
         height, width = self.frame.original
-        return self.marks.box or (0.0, 0.0, width - 1.0, height - 1.0)
+        return self.marks.box or self.found_box or (0.0, 0.0, width - 1.0, height - 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,37 +84,50 @@ class Parts:
     """Of a box that is being drawn: its first corner, in the photo that is shown."""
     past: tuple[tuple[int, Marks], ...] = ()
     """Before every click: which photo, and what was labelled in it."""
-    listed: tuple[int, ...] = ()
-    """The photos whose found parts are shown below, in their order."""
     waiting: dict[str, Marks] = field(default_factory=dict)
     """Labels that were loaded of photos that are not here yet, by their names."""
+    desk: str = ""
+    """Where they are worked on: what the ids of its elements start with."""
+    probable: bool = False
+    """Scores of what was found are probabilities."""
 
     def missing(self) -> list[str]:
         """Parts that have no place yet in the photo that is shown."""
-        placed = self.photos[self.at].parts() if self.photos else {}
-        return [name for name in self.names if name not in placed]
+        if not self.photos:
+            return list(self.names)
+        photo = self.photos[self.at]
+        done = photo.parts().keys() | photo.marks.absent
+        return [name for name in self.names if name not in done]
 
-    def labelled(self, photos: Sequence[PartPhoto]) -> KeypointSet:
-        """Photos as objects with keypoints: those that were clicked are visible."""
+    def labelled(self, photos: Sequence[PartPhoto], *, found: bool = False) -> KeypointSet:
+        """Photos as objects with keypoints: those that were clicked are visible.
+
+        found: those that were found too, with how probable they are; what was clicked is certain.
+        """
         objects = []
         for photo in photos:
+            placed = photo.parts() if found else photo.marks.places
             unknown = (torch.nan, torch.nan)
-            points = torch.tensor([photo.marks.places.get(name, unknown) for name in self.names])
+            points = torch.tensor([placed.get(name, unknown) for name in self.names])
             seen, box = points.isfinite().all(-1), torch.tensor(photo.whole())
             place, size = Place(photo.path), photo.frame.original
-            objects.append(Labelled(place, photo.name, 0, box, points, seen, size))
+            scores = self._scores(photo) if found and photo.scores else None
+            objects.append(Labelled(place, photo.name, 0, box, points, seen, size, scores))
         return KeypointSet((make_category("object", self.names),), tuple(objects))
+
+    def _scores(self, photo: PartPhoto) -> Tensor:
+        own = dict.fromkeys(photo.marks.places, 1.0) | dict.fromkeys(photo.marks.absent, 0.0)
+        return torch.tensor([(photo.scores | own).get(name, 0.0) for name in self.names])
 
     def with_photos(self, added: Sequence[PartPhoto]) -> Parts:
         """More photos, with the labels that wait for them; the first of them is shown."""
         if not added:
             return self
-        labelled = [
-            replace(photo, marks=_inside(self.waiting.get(photo.name, photo.marks), photo))
-            for photo in added
-        ]
-        names = {photo.name for photo in added}
-        waiting = {name: marks for name, marks in self.waiting.items() if name not in names}
+        waiting, labelled = dict(self.waiting), []
+        for photo in added:
+            name = _name_in(waiting, photo)
+            marks = photo.marks if name is None else waiting.pop(name)
+            labelled.append(replace(photo, marks=_inside(marks, photo)))
         photos, at = (*self.photos, *labelled), len(self.photos)
         return replace(self, photos=photos, at=at, corner=None, waiting=waiting)
 
@@ -123,10 +150,9 @@ class Parts:
         photos[at] = replace(photos[at], marks=marks)
         return replace(self, photos=tuple(photos))
 
-    def with_part(self, name: str, point: Point) -> Parts:
-        """A part at another place."""
-        marks = self.photos[self.at].marks
-        return self.marked(replace(marks, places=marks.places | {name: point}))
+    def with_part(self, name: str, point: Point | None) -> Parts:
+        """A part at another place; None: it is not to be seen."""
+        return self.marked(self.photos[self.at].marks.with_place(name, point))
 
     def with_corner(self, point: Point) -> Parts:
         """A corner of the box: the first is kept, the second makes the box."""
@@ -139,8 +165,8 @@ class Parts:
     def accepted(self) -> Parts:
         """What was found in the photo that is shown is right: it counts as clicked."""
         photo = self.photos[self.at]
-        found = {name: place for name, place in photo.found.items() if name in self.names}
-        return self.marked(replace(photo.marks, places=found | photo.marks.places))
+        places = {name: place for name, place in photo.parts().items() if name in self.names}
+        return self.marked(replace(photo.marks, places=photo.marks.places | places))
 
     def nearest(self, point: Point, *, within: float) -> str | None:
         """The part nearest to a point of the photo that is shown, if any is `within` pixels."""
@@ -154,13 +180,28 @@ class Parts:
         return name if name is not None and apart[name] <= within else None
 
     def with_found(self, photos: Sequence[int], objects: Sequence[Labelled]) -> Parts:
-        """What a detector found in these photos, instead of what an earlier one had found."""
-        changed = [replace(photo, found={}) for photo in self.photos]
+        """What was found in these photos, instead of what had been found before."""
+        changed = list(self.photos)
         for number, item in zip(photos, objects, strict=True):
             seen = zip(self.names, item.points.tolist(), item.visible.tolist(), strict=True)
             found = {name: (x, y) for name, (x, y), visible in seen if visible}
-            changed[number] = replace(changed[number], found=found)
-        return replace(self, photos=tuple(changed), listed=tuple(photos))
+            chances = [] if item.scores is None else item.scores.tolist()
+            scores = dict(zip(self.names, chances, strict=False))
+            box = _own_box(item)
+            changed[number] = replace(changed[number], found=found, scores=scores, found_box=box)
+        return replace(self, photos=tuple(changed))
+
+    def forgotten(self) -> Parts:
+        """Without anything that was found."""
+        photos = (replace(photo, found={}, scores={}, found_box=None) for photo in self.photos)
+        return replace(self, photos=tuple(photos))
+
+
+def _own_box(item: Labelled) -> Box | None:
+    """An object's box, unless it is the whole photo."""
+    x0, y0, x1, y1 = item.box.tolist()
+    whole = torch.tensor([0, 0, item.size[1] - 1, item.size[0] - 1])
+    return None if bool(((item.box - whole).abs() < 1).all()) else (x0, y0, x1, y1)
 
 
 def read_labels(path: str | Path, *, name: str) -> tuple[tuple[str, ...], dict[str, Marks]]:
@@ -178,9 +219,17 @@ def read_labels(path: str | Path, *, name: str) -> tuple[tuple[str, ...], dict[s
     labels: dict[str, Marks] = {}
     for note in notes:
         if note.category == category:
-            image = PurePath(content.images[note.image].name).name
+            image = content.images[note.image].name
             labels.setdefault(image, _marks(note, names, name=name))
     return names, labels
+
+
+def _name_in(labels: dict[str, Marks], photo: PartPhoto) -> str | None:
+    """What the labels call a photo: its name, else one with the same file name."""
+    if photo.name in labels:
+        return photo.name
+    own = PurePath(photo.name).name
+    return next((name for name in labels if PurePath(name).name == own), None)
 
 
 def _marks(note: Annotation, names: Sequence[str], *, name: str) -> Marks:
@@ -196,12 +245,12 @@ def with_labels(session: Parts, names: tuple[str, ...], labels: dict[str, Marks]
 
     What was clicked stays. Places outside their photo are left out.
     """
-    photos = list(session.photos)
+    photos, waiting = list(session.photos), dict(labels)
     for number, photo in enumerate(photos):
-        if photo.name in labels and not photo.marks.places:
-            photos[number] = replace(photo, marks=_inside(labels[photo.name], photo))
-    here = {photo.name for photo in photos}
-    waiting = {name: marks for name, marks in labels.items() if name not in here}
+        name = _name_in(waiting, photo)
+        marks = None if name is None else waiting.pop(name)
+        if marks is not None and not photo.marks.places:
+            photos[number] = replace(photo, marks=_inside(marks, photo))
     every = tuple(dict.fromkeys((*session.names, *names)))
     return replace(session, names=every, photos=tuple(photos), waiting=waiting)
 

@@ -21,7 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefeat.core.files import checked_weights, from_dict, pack_tensors, read_tensors, write_model
+from surefeat.core.files import (
+    check_free,
+    checked_weights,
+    from_dict,
+    pack_tensors,
+    read_tensors,
+    write_model,
+)
 from surefeat.core.geometry import into_box, out_of_box
 from surefeat.core.image import ImageError, ImageLike, crop, load
 from surefeat.data.coco import Category, make_category
@@ -51,7 +58,7 @@ from surefeat.model.features import stack_boxes
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import KeypointTrust, Reliability
 
-__all__ = ["KeypointConfig", "KeypointDetector", "Labelled"]
+__all__ = ["KeypointConfig", "KeypointDetector", "Labelled", "check_free"]
 
 HEAD, SETTINGS = "head.safetensors", "detector.json"
 
@@ -95,7 +102,7 @@ class KeypointDetector:
         calibrate: bool = True,
         quiet: bool = True,
     ) -> KeypointDetector:
-        """Learn from a COCO keypoints json (see data.keypoints.read_coco) or a set in memory.
+        """Learn from COCO keypoints or another tool's labels (data.pose), or a set in memory.
 
         One label is enough to run, ten are enough to be of use. The model stays as it is. The seed
         determines everything drawn, on one machine. calibrate: also learn how far the keypoints
@@ -315,12 +322,6 @@ def fingerprint(model: DenseFeatures) -> dict[str, str]:
     """What must agree for a head to understand a model's features."""
     digest = hashlib.sha256(pack_tensors(model.state_dict())).hexdigest()
     return {"trunk": model.config.trunk, "lower": "+".join(model.lower), "sha256": digest}
-
-
-def check_free(folder: Path) -> None:
-    """Refuse a folder that holds something already, before anything is begun."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists already; remove it or pass another folder")
 
 
 def read_detector(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -386,7 +386,7 @@ def _summary_writer(folder: Path) -> Any:
 
 
 def make_optimiser(
-    kind: Literal["adagrad", "adamw"],
+    kind: Literal["adagrad", "adamw", "sgd"],
     rates: Iterable[tuple[Iterable[nn.Parameter], float]],
     *,
     weight_decay: float,
@@ -398,6 +398,8 @@ def make_optimiser(
         groups += [{"params": learning, "lr": rate, "initial_lr": rate}] if learning else []
     if kind == "adagrad":
         return torch.optim.Adagrad(groups, weight_decay=weight_decay)
+    if kind == "sgd":
+        return torch.optim.SGD(groups, momentum=0.9, weight_decay=weight_decay)
     fused = groups[0]["params"][0].device.type == "cuda"
     return torch.optim.AdamW(groups, weight_decay=weight_decay, fused=fused)
 

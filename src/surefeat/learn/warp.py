@@ -124,8 +124,15 @@ def render(source: Tensor, sizes: Tensor, to_source: Tensor, *, side: int) -> Te
     steps = torch.arange(side, device=source.device, dtype=to_source.dtype)
     ys, xs = torch.meshgrid(steps, steps, indexing="ij")
     points = apply_affine(to_source, torch.stack([xs, ys], -1).reshape(1, -1, 2))
-    inside = mirror(points, sizes)
-    grid = normalise(inside, size=(source.shape[-2], source.shape[-1]))
+    return sample_mirrored(source, sizes, points, side=side)
+
+
+def sample_mirrored(source: Tensor, sizes: Tensor, points: Tensor, *, side: int) -> Tensor:
+    """Read (B, 3, H, W) at points (B, side * side, 2), source pixels, row by row.
+
+    Convention: as of `render`, whatever moved the points.
+    """
+    grid = normalise(mirror(points, sizes), size=(source.shape[-2], source.shape[-1]))
     grid = grid.reshape(-1, side, side, 2).to(source.dtype)
     return F.grid_sample(source, grid, mode="bilinear", padding_mode="border", align_corners=False)
 

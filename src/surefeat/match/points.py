@@ -210,7 +210,7 @@ def match_points(
     there, back = vote_both_ways(*sides, settings) if settings else (None, None)
     if points0 is not None:
         points = stack_points(points0).to(features0.descriptors.device)
-        _check_inside(points, features0.frame.original)
+        check_inside(points, features0.frame.original)
     else:
         points = _places(*sides, there, back, count=count, mutual=mutual)
     matches = _match(*sides, points, there, back, refine=refine)
@@ -329,7 +329,8 @@ def _places(
     return side0.points[source[chosen]]
 
 
-def _check_inside(points: Tensor, size: tuple[int, int]) -> None:
+def check_inside(points: Tensor, size: tuple[int, int]) -> None:
+    """Refuse points (N, 2) beyond image 0 of this (height, width)."""
     height, width = size
     top = points.new_tensor([width, height]) - 0.5
     # Written as what is right, so that NaN is wrong.

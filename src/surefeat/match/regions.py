@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from surefeat.match.search import check_pair
-from surefeat.model.features import Features, Layer, Pooling, bin_regions, pool_bins, stack_boxes
+from surefeat.model.features import (
+    Features,
+    Layer,
+    Pooling,
+    bin_regions,
+    pool_bins,
+    published_bins,
+    stack_boxes,
+)
 
 POOLED = 7
 """Bins each way [P]."""
@@ -72,6 +80,7 @@ def match_regions(
     descriptor_weight: float = 1.0,
     lower_weight: float = 1.0,
     pooling: Pooling = "max",
+    as_published: bool = False,
 ) -> RegionMatches:
     """The best of boxes1 (M, 4) for each of boxes0 (N, 4), by features pooled in 7x7 bins.
 
@@ -79,31 +88,63 @@ def match_regions(
     normalised: the blocks of descriptors and lower layer have unit length, each and together;
     otherwise the raw inner products are added. lower: use the lower layer at all; what each of
     the two counts follows from their weights. pooling: what a bin keeps of its cells.
+    as_published: boxes snap to cells as in SCNet's code (`published_bins`).
     """
-    check_pair(features0, features1)
     device = features0.descriptors.device
     boxes0 = stack_boxes(boxes0, size=features0.frame.original).to(device)
     boxes1 = stack_boxes(boxes1, size=features1.frame.original).to(device)
     if not len(boxes1):
         raise ValueError("boxes1 is empty, so nothing can be matched; pass at least one box")
-    layers: tuple[Layer, ...] = ("descriptors", "lower") if lower else ("descriptors",)
-
-    def pooled(features: Features, boxes: Tensor) -> list[Pooled]:
-        return [pool_layer(features, boxes, layer, confidence=confidence, pooling=pooling)
-                for layer in layers]  # fmt: skip
-
+    blocks = _pooled_pair(
+        features0, features1, boxes0, boxes1, confidence=confidence, lower=lower, pooling=pooling,
+        as_published=as_published,
+    )  # fmt: skip
     weights = (descriptor_weight, lower_weight) if lower else (1.0,)
-    blocks = (pooled(features0, boxes0), pooled(features1, boxes1))
     score, index = _best(*blocks, weights, normalised=normalised)
     return RegionMatches(boxes0, boxes1[index], score, index)
 
 
+@torch.no_grad()
+def score_regions(
+    features0: Features, features1: Features, boxes0: Tensor, boxes1: Tensor, *, confidence: bool,
+    lower: bool, descriptor_weight: float, lower_weight: float, pooling: Pooling = "max",
+    as_published: bool = False,
+) -> Tensor:  # fmt: skip
+    """(N, M): the scores of all pairs of boxes, of which match_regions keeps the best."""
+    blocks = _pooled_pair(
+        features0, features1, boxes0, boxes1, confidence=confidence, lower=lower, pooling=pooling,
+        as_published=as_published,
+    )  # fmt: skip
+    weights = (descriptor_weight, lower_weight) if lower else (1.0,)
+    return region_scores(*blocks, weights, normalised=True)
+
+
+def _pooled_pair(
+    features0: Features, features1: Features, boxes0: Tensor, boxes1: Tensor, *, confidence: bool,
+    lower: bool, pooling: Pooling, as_published: bool,
+) -> tuple[list[Pooled], list[Pooled]]:  # fmt: skip
+    """Every layer that counts, pooled over the boxes of either image."""
+    check_pair(features0, features1)
+    layers: tuple[Layer, ...] = ("descriptors", "lower") if lower else ("descriptors",)
+
+    def pooled(features: Features, boxes: Tensor) -> list[Pooled]:
+        return [
+            pool_layer(features, boxes, layer, confidence=confidence, pooling=pooling,
+                       as_published=as_published)
+            for layer in layers
+        ]  # fmt: skip
+
+    return pooled(features0, boxes0), pooled(features1, boxes1)
+
+
 def pool_layer(
-    features: Features, boxes: Tensor, layer: Layer, *, confidence: bool, pooling: Pooling = "max"
-) -> Pooled:
+    features: Features, boxes: Tensor, layer: Layer, *, confidence: bool,
+    pooling: Pooling = "max", as_published: bool = False,
+) -> Pooled:  # fmt: skip
     """Boxes (N, 4), original pixels, of one layer."""
     maps = features.layer(layer, confidence=confidence)
-    index, bins = bin_regions(features, boxes, size=POOLED, cells=(maps.shape[1], maps.shape[2]))
+    snap = published_bins if as_published else bin_regions
+    index, bins = snap(features, boxes, size=POOLED, cells=(maps.shape[1], maps.shape[2]))
     return Pooled(pool_bins(maps, bins, pooling), index)
 
 

@@ -28,7 +28,7 @@ from surefeat.match.config import ProposalConfig
 from surefeat.match.sd_filter import DEFAULTS
 from surefeat.measure.matching import Record, measure
 from surefeat.measure.material import FeatureStore, Material, memory_for_features, prepare_material
-from surefeat.measure.protocol import MEASURES, SHIFTED, Measure, Protocol
+from surefeat.measure.protocol import SHIFTED, USUAL, Measure, Protocol
 from surefeat.measure.results import (
     Result,
     about_row,
@@ -71,7 +71,9 @@ def evaluate_row(
         # Always the same chunks, whatever was done before.
         for chunk in (cases[first : first + count] for first in range(0, len(cases), count)):
             if not all((case.number, case.variant) in records for case in chunk):
-                fresh = _by_case(measure(chunk, row, store, material.pictures, material.protocol))
+                fresh = _by_case(measure(
+                    chunk, row, store, material.pictures, material.protocol, material.originals
+                ))  # fmt: skip
                 add_lines(cache, [fresh[key] for key in fresh if key not in records])
                 records = fresh | records
             bar.update(len(chunk))
@@ -140,7 +142,7 @@ def evaluate(
     benchmark: Name,
     *,
     data: str | Path,
-    rows: Sequence[str] = (),
+    rows: Sequence[str | Row] = (),
     device: str | torch.device | None = None,
     **options: Unpack[Options],
 ) -> Evaluation:
@@ -167,7 +169,7 @@ def evaluate_rows(
     benchmark: Name,
     data: str | Path,
     *,
-    rows: Sequence[str] = ("ours",),
+    rows: Sequence[str | Row] = ("ours",),
     model: str | Path | None = None,
     init: Sequence[str | Path] = ("imagenet",),
     out: str | Path = "results",
@@ -176,7 +178,7 @@ def evaluate_rows(
     proposals: str | Path | None = None,
     boxes: int = 1000,
     seed: int = 0,
-    measures: Sequence[Measure] = MEASURES,
+    measures: Sequence[Measure] = USUAL,
     shifted: Sequence[Measure] = SHIFTED,
     side: int = 224,
     inputs: Sequence[int] = (),
@@ -184,7 +186,9 @@ def evaluate_rows(
     device: str | torch.device | None = None,
     quiet: bool = False,
 ) -> list[Path]:
-    """Measure rows (see rows.build_row) on a benchmark; the paths of their result files.
+    """Measure rows (see rows.build_row; built ones are taken as they are) on a benchmark.
+
+    Returns the paths of their result files.
 
     Pictures, proposals and ground truth are prepared once for all rows. Interrupted, it continues
     where it was when called again with the same settings. inputs: sides at which the networks see
@@ -193,16 +197,24 @@ def evaluate_rows(
     asked = load_benchmark(benchmark, data, split=split, images=images)
     if pairs is not None:
         asked = some_pairs(asked, pairs)
+    where = choose_device(device)
+    # Built first: a name or file that is wrong shows before the long preparation.
+    built = [
+        row if isinstance(row, Row) else build_row(row, model=model, init=init, device=where)
+        for row in rows
+    ]
+    # What no row can be asked need not be prepared.
+    asked_of = {measure for row in built for measure in row.asked(measures)}
+    if not asked_of:
+        names = ", ".join(row.name for row in built)
+        raise ValueError(f"{names}: nothing to measure by {', '.join(measures)}; ask for another")
     protocol = Protocol(
         side=side,
         inputs=tuple(inputs),
-        measures=tuple(measures),
-        shifted_measures=tuple(measure for measure in shifted if measure in measures),
+        measures=tuple(measure for measure in measures if measure in asked_of),
+        shifted_measures=tuple(measure for measure in shifted if measure in asked_of),
         proposals=ProposalConfig(count=boxes, seed=seed),
     )
-    where = choose_device(device)
-    # Built first: a name or file that is wrong shows before the long preparation.
-    built = [build_row(name, model=model, init=init, device=where) for name in rows]
     if protocol.inputs:
         seen = "+".join(str(n) for n in protocol.inputs)
         built = [replace(row, name=f"{row.name}@{seen}") for row in built]

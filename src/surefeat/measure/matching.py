@@ -18,13 +18,13 @@ from torch import Tensor
 from surefeat.core.geometry import Frame, box_iou
 from surefeat.core.image import resize
 from surefeat.match.dense import flow_from_regions, transfer_points
-from surefeat.match.regions import match_regions
+from surefeat.match.regions import match_regions, score_regions
 from surefeat.match.sd_filter import sd_filter
 from surefeat.match.search import Side, find, peak_offset, prepare, vote
 from surefeat.measure.material import Case, FeatureStore, Key
 from surefeat.measure.metrics import identity_points
 from surefeat.measure.protocol import REGION_MEASURES, LocationBonus, Measure, Protocol
-from surefeat.measure.rows import Row
+from surefeat.measure.rows import RegionPair, Row
 from surefeat.model.features import Features, Pooling
 from surefeat.model.probability import mean_predicted_loss
 
@@ -45,20 +45,31 @@ def measure(
     features: FeatureStore,
     pictures: Mapping[Key, Tensor],
     protocol: Protocol,
+    originals: Mapping[Key, Tensor] | None = None,
 ) -> list[Record]:
-    """Records of several cases; their fields are smoothed together."""
+    """Records of several cases; their fields are smoothed together.
+
+    originals: the pictures at their own size, for the measure `own`.
+    """
     records, flows = [], []
-    for case in cases:
-        features0, features1 = (features[key] for key in case.keys)
-        record = _measure_points(case, row, features0, features1, protocol)
+    for whole in cases:
+        case = replace(whole, measures=row.asked(whole.measures))
+        record = _start_record(case)
+        if set(case.measures) & {"nearest", "voting", "location"}:
+            first, second = (features[key] for key in case.keys)
+            _measure_points(record, case, row, first, second, protocol)
+        if "own" in case.measures:
+            moved = _own_points(case, row, originals or {}, features.device)
+            record["own"] = {"points": _rounded(moved, POINT_DIGITS)}
         if set(REGION_MEASURES) & set(case.measures):
-            iou, by_route = _measure_regions(case, row, features0, features1, protocol)
+            first, second = (features[key] for key in case.keys)
+            iou, by_route = _measure_regions(case, row, first, second, protocol)
             if "regions" in case.measures:
                 record["iou_by_rank"] = _rounded(iou, SHARE_DIGITS)
             flows += [(case, record, route, flow) for route, flow in by_route.items()]
         records.append(record)
     if flows:
-        device = features[cases[0].keys[0]].descriptors.device
+        device = features.device
         guides = torch.stack([pictures[case.keys[0]] for case, _, _, _ in flows]).to(device)
         guides = resize(guides, size=(protocol.side, protocol.side))
         values, masks = (torch.stack([flow[n] for *_, flow in flows]).to(device) for n in (0, 1))
@@ -69,20 +80,32 @@ def measure(
     return records
 
 
-def _measure_points(
-    case: Case, row: Row, features0: Features, features1: Features, protocol: Protocol
-) -> Record:
-    """Keypoints by searching features, and the two places' confidence."""
+def _start_record(case: Case) -> Record:
+    """Which case it is, and the control that looks at nothing."""
     pair = case.pair
     same = identity_points(pair.common()[0], size0=pair.size0, size1=pair.size1)
-    record: Record = {
+    return {
         "pair": case.number,
         "variant": case.variant,
         "identity": {"points": _rounded(same, POINT_DIGITS)},
     }
+
+
+def _own_points(
+    case: Case, row: Row, originals: Mapping[Key, Tensor], device: torch.device
+) -> Tensor:
+    """The common keypoints of image 0 (V, 2) where the row's own way puts them in image 1."""
+    assert row.transfer is not None
+    images = [originals[key].to(device) for key in case.keys]
+    return row.transfer(images[0], images[1], case.pair.common()[0].to(device))
+
+
+def _measure_points(
+    record: Record, case: Case, row: Row, features0: Features, features1: Features,
+    protocol: Protocol,
+) -> None:  # fmt: skip
+    """Add keypoints by searching features, and the two places' confidence."""
     votes = {"nearest": None, "voting": protocol.voting}
-    if not {*votes, "location"} & set(case.measures):
-        return record
     weights = {"descriptor_weight": row.descriptor_weight, "lower_weight": row.lower_weight}
     side0, side1 = prepare(features0, **weights), prepare(features1, **weights)
     points0 = _network_points(case, protocol.side).to(features0.descriptors.device)
@@ -101,7 +124,6 @@ def _measure_points(
         record["location"] = {"points": _original(near.cpu(), case, protocol)}
     if row.confidence:
         record["loss"] = _true_losses(case, features0, features1, points0, protocol)
-    return record
 
 
 def _sigma(features: Features, points: Tensor) -> Tensor:
@@ -147,11 +169,21 @@ def _measure_regions(
     fine = [finer(features, cells=protocol.pooled_cells, unit=row.unit)
             for features in (features0, features1)]  # fmt: skip
 
-    def matched(pooling: Pooling, weights: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    def matched(
+        pooling: Pooling, weights: tuple[float, float], *, as_published: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Best box (N,) of image 1 and its score (N,)."""
+        # A row that describes boxes itself, and the published way, take the maps as they are.
+        seen = [features0, features1] if as_published or row.describe else fine
+        if row.describe or row.rescore:
+            scores = _own_scores(
+                case, row, seen, square, pooling, weights, protocol, as_published=as_published
+            )
+            score, index = scores.max(1)
+            return index.cpu(), score.float().cpu()
         matches = match_regions(
-            *fine, *square, confidence=row.confidence, lower=row.lower, pooling=pooling,
-            descriptor_weight=weights[0], lower_weight=weights[1],
+            *seen, *square, confidence=row.confidence, lower=row.lower, pooling=pooling,
+            descriptor_weight=weights[0], lower_weight=weights[1], as_published=as_published,
         )  # fmt: skip
         return matches.index.cpu(), matches.score.float().cpu()
 
@@ -165,6 +197,9 @@ def _measure_regions(
     flows: dict[Measure, SparseFlow] = {}
     if "mean-flow" in case.measures:
         flows["mean-flow"] = field(*matched("mean", row.mean_weights))
+    if "published-flow" in case.measures:
+        best = matched("max", row.region_weights, as_published=True)
+        flows["published-flow"] = field(*best)
     if not {"regions", "flow"} & set(case.measures):
         return torch.zeros(0), flows
     index, score = matched("max", row.region_weights)
@@ -173,6 +208,26 @@ def _measure_regions(
     active = case.truth.active
     iou = box_iou(case.boxes1[index[active]], case.truth.boxes).diagonal()
     return iou[score[active].argsort(descending=True, stable=True)], flows
+
+
+def _own_scores(
+    case: Case, row: Row, fine: Sequence[Features], square: Sequence[Tensor], pooling: Pooling,
+    weights: tuple[float, float], protocol: Protocol, as_published: bool = False,
+) -> Tensor:  # fmt: skip
+    """Scores (N, M), not below 0, of a row that describes regions or scores them itself."""
+    boxes = [part.to(fine[0].descriptors.device) for part in square]
+    sizes = (case.pair.size0, case.pair.size1)
+    pair = RegionPair(boxes[0], boxes[1], sizes, protocol.side)
+    if row.describe:
+        described = [row.describe(f, b) for f, b in zip(fine, boxes, strict=True)]
+        scores = described[0] @ described[1].T
+        pair = replace(pair, described0=described[0], described1=described[1])
+    else:
+        scores = score_regions(
+            fine[0], fine[1], *boxes, confidence=row.confidence, lower=row.lower, pooling=pooling,
+            descriptor_weight=weights[0], lower_weight=weights[1], as_published=as_published,
+        )  # fmt: skip
+    return (row.rescore(scores, pair) if row.rescore else scores).clamp_min(0)
 
 
 def finer(features: Features, *, cells: int, unit: bool = True) -> Features:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -128,11 +129,14 @@ class Material:
     """First all pairs as they are, then all that were shifted."""
     pictures: dict[Key, Tensor]
     """(3, S, S) uint8 each, S the largest input, in the order the cases need them."""
+    originals: dict[Key, Tensor] = field(default_factory=dict)
+    """(3, H, W) uint8 each, at its own size; only where the measure `own` is asked for."""
 
     def fingerprint(self) -> str:
         """Hash of everything a row is shown and asked."""
         digest = hashlib.sha256()
-        for (path, variant), pixels in self.pictures.items():
+        both = (*self.pictures.items(), *self.originals.items())
+        for (path, variant), pixels in both:
             digest.update(f"{path.name} {variant}".encode() + pixels.numpy().tobytes())
         for case in self.cases:
             for asked in (*case.pair.common(), case.boxes0, case.boxes1):
@@ -162,7 +166,10 @@ def prepare_material(
         read = pool.map(lambda key: _picture(key, protocol), keys)
         bar = progress.bar(read, desc="pictures", total=len(keys), quiet=quiet, leave=False)
         pictures = dict(zip(keys, bar, strict=True))
-    return Material(benchmark, protocol, tuple(cases), pictures)
+        own = list(dict.fromkeys(k for case in cases if "own" in case.measures for k in case.keys))
+        whole = pool.map(lambda key: _original(key, protocol), own)
+        originals = dict(zip(own, whole, strict=True))
+    return Material(benchmark, protocol, tuple(cases), pictures, originals)
 
 
 def _case(
@@ -179,11 +186,23 @@ def _case(
 
 
 def _picture(key: Key, protocol: Protocol) -> Tensor:
-    path, variant = key
+    """The square that rows see."""
     largest = max(protocol.seen)
+    with _seen(key, protocol) as pixels:
+        return resize(pixels, size=(largest, largest))
+
+
+def _original(key: Key, protocol: Protocol) -> Tensor:
+    with _seen(key, protocol) as pixels:
+        return pixels
+
+
+@contextmanager
+def _seen(key: Key, protocol: Protocol) -> Iterator[Tensor]:
+    """A picture at its own size, shifted if its key says so; holds memory while it is used."""
+    path, variant = key
     with decoded(read_bytes(path), name=str(path)) as pixels:
-        moved = shifted_image(pixels, protocol.shift) if variant == "shifted" else pixels
-        return resize(moved, size=(largest, largest))
+        yield shifted_image(pixels, protocol.shift) if variant == "shifted" else pixels
 
 
 BATCH = 16
@@ -200,7 +219,7 @@ class FeatureStore:
     ) -> None:  # fmt: skip
         """`limit`: bytes of features kept at once."""
         self._row, self._pictures, self._protocol = row, pictures, protocol
-        self._device, self._limit = device, limit
+        self.device, self._limit = device, limit
         keys = list(pictures)
         self._groups = [keys[i : i + BATCH] for i in range(0, len(keys), BATCH)]
         self._group_of = {key: n for n, group in enumerate(self._groups) for key in group}
@@ -217,7 +236,7 @@ class FeatureStore:
     @torch.no_grad()
     def _compute(self, number: int) -> None:
         group = self._groups[number]
-        images = torch.stack([self._pictures[key] for key in group]).to(self._device)
+        images = torch.stack([self._pictures[key] for key in group]).to(self.device)
         features = seen_at(self._row, images, self._protocol)
         self._kept[number] = dict(zip(group, features, strict=True))
         tensors = (t for one in features for t in (one.descriptors, one.uncertainty, one.lower))

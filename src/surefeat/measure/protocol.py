@@ -13,23 +13,38 @@ from surefeat.match.config import ProposalConfig
 if TYPE_CHECKING:
     from surefeat.match.votes import Voting
 
-Measure = Literal["nearest", "voting", "location", "regions", "flow", "mean-flow"]
+Measure = Literal[
+    "nearest", "voting", "location", "regions", "flow", "mean-flow", "published-flow", "own"
+]
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 """nearest: keypoints by nearest neighbour; voting: neighbours that move alike support each other,
 the default of all matching; location: nearest neighbour with a bonus for the same place, a control;
 regions: PCR and mIoU; flow: keypoints by the paper's route, region matches -> dense flow -> SD
-filter; mean-flow: the same, but regions are pooled by means, not maxima."""
+filter; mean-flow: the same, but regions are pooled by means, not maxima; published-flow: as flow,
+but on the row's own map with SCNet's rounding of boxes to cells, as the paper was measured; own:
+keypoints as a row itself moves them, for rows that have a way of their own."""
 
-POINT_MEASURES: tuple[Measure, ...] = ("flow", "mean-flow", "nearest", "voting", "location")
+USUAL: tuple[Measure, ...] = tuple(name for name in MEASURES if name != "published-flow")
+"""Measured if nothing else is asked for."""
 
-REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "mean-flow")
+POINT_MEASURES: tuple[Measure, ...] = (
+    "flow",
+    "mean-flow",
+    "published-flow",
+    "nearest",
+    "voting",
+    "location",
+    "own",
+)
+
+REGION_MEASURES: tuple[Measure, ...] = ("regions", "flow", "mean-flow", "published-flow")
 """Those that need proposals."""
 
 ALPHAS = (0.05, 0.1, 0.15)
 """Of PCK."""
 
-SHIFTED: tuple[Measure, ...] = ("nearest", "voting", "location", "regions")
+SHIFTED: tuple[Measure, ...] = ("nearest", "voting", "location", "regions", "own")
 """Measured with image 1 shifted, if nothing else is asked for."""
 
 
@@ -59,7 +74,7 @@ class Protocol:
     inputs: tuple[int, ...] = ()
     """Sides at which the network sees that square, pixels; with several, their scores add up.
     None given: as it is."""
-    measures: tuple[Measure, ...] = MEASURES
+    measures: tuple[Measure, ...] = USUAL
     """What is measured on the pairs as they are."""
     shifted_measures: tuple[Measure, ...] = SHIFTED
     """What is measured again with image 1 shifted; flow costs the most and may be added."""

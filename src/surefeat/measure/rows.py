@@ -19,6 +19,7 @@ from torch import Tensor
 
 from surefeat.core.files import file_hash, pack_tensors
 from surefeat.core.geometry import Frame
+from surefeat.measure.protocol import MEASURES, Measure
 from surefeat.model.config import POINT_WEIGHTS, REGION_WEIGHTS, WEIGHTS, model_folder
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
@@ -31,6 +32,38 @@ if TYPE_CHECKING:
 
 Layers = Callable[[Tensor], Sequence[Tensor]]
 """(B, 3, S, S) uint8 RGB on the device -> layers (B, C, h, w), each with its own C, h and w."""
+
+
+Transfer = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Image 0 (3, H, W), image 1 (3, H', W'), uint8 at their own size, and points of image 0 (V, 2)
+-> where they lie in image 1 (V, 2); points are original pixels."""
+
+
+@dataclass(frozen=True, eq=False)
+class RegionPair:
+    """What a row may look at when it scores the regions of a pair anew."""
+
+    boxes0: Tensor
+    """(N, 4) inclusive, pixels of the square the network sees."""
+    boxes1: Tensor
+    """(M, 4) likewise of image 1."""
+    sizes: tuple[tuple[int, int], tuple[int, int]]
+    """(height, width) of both images as they are."""
+    side: int
+    """Of the square, pixels."""
+    described0: Tensor | None = None
+    """(N, D): what the row's `describe` gave, if it has one."""
+    described1: Tensor | None = None
+    """(M, D)."""
+
+    def originals(self) -> tuple[Tensor, Tensor]:
+        """The boxes in original pixels of their images."""
+        square = (self.side, self.side)
+        first, second = (
+            Frame(square, size).boxes_to_network(boxes)
+            for boxes, size in zip((self.boxes0, self.boxes1), self.sizes, strict=True)
+        )
+        return first, second
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +94,27 @@ class Row:
     gives them (points are compared at unit length either way)."""
     confidence: bool = False
     """It predicts sigma; region descriptors are scaled by 1/sigma."""
+    measures: tuple[Measure, ...] = MEASURES
+    """What it can be asked; the rest is left out of its results."""
+    transfer: Transfer | None = None
+    """Its own way from image 0 to image 1, for the measure `own`."""
+    describe: Callable[[Features, Tensor], Tensor] | None = None
+    """Its own descriptors of boxes (N, 4), pixels of the square, instead of pooled features:
+    (N, D), whose inner products are the scores."""
+    rescore: Callable[[Tensor, RegionPair], Tensor] | None = None
+    """Scores (N, M) of all pairs of regions, rectified only where features were pooled -> better
+    ones (N, M), as when neighbours vote."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What else decides the numbers; printed in every result file."""
 
     def __post_init__(self) -> None:
         if self.layer_weights and (min(self.layer_weights) < 0 or max(self.layer_weights) == 0):
             raise ValueError(f"weights are {self.layer_weights}; none may be negative, nor all 0")
+
+    def asked(self, measures: Sequence[Measure]) -> tuple[Measure, ...]:
+        """Those of the measures that can be asked of it."""
+        known = [measure for measure in measures if measure in self.measures]
+        return tuple(measure for measure in known if measure != "own" or self.transfer)
 
     def maps(self, crops: Tensor, *, cells: int) -> Tensor:
         """Under a head: crops (B, 3, S, S) uint8 -> (B, C, cells, cells), layers side by side.

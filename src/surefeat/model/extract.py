@@ -44,6 +44,7 @@ def extract_to_folder(
     model: str | Path | DenseFeatures | None = None,
     longest_side: int | None = None,
     batch: int = 16,
+    tiles: bool = False,
     device: str | torch.device | None = None,
     quiet: bool = False,
 ) -> Extracted:
@@ -51,6 +52,7 @@ def extract_to_folder(
 
     Under torchrun every process takes its own share of the images. Unreadable images are skipped
     and listed in OUT/skipped-RANK.txt; OUT/extract.json says which model saw them at which size.
+    tiles: large photos are seen at their own size (model.tiles).
     """
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     out = Path(out)
@@ -59,7 +61,7 @@ def extract_to_folder(
     if not isinstance(model, DenseFeatures):
         model = DenseFeatures.from_pretrained(model, device=device)
     side = model._side(longest_side, batch=batch)
-    _check_same_model(model, side, out)
+    _check_same_model(model, side, out, tiles=tiles)
     skipped = [Skipped(item.read.path, item.read.refused) for item, _ in mine if item.read.refused]
     readable = {Path(item.read.path): target for item, target in mine if not item.read.refused}
     states = {path: _state(path) for path in readable}
@@ -70,7 +72,9 @@ def extract_to_folder(
     ) as bar:
         for start in range(0, len(todo), batch):
             part = todo[start : start + batch]
-            for path, features in extract_readable(model, part, skipped, longest_side=side):
+            for path, features in extract_readable(
+                model, part, skipped, longest_side=side, tiles=tiles
+            ):
                 try:
                     features.save(readable[path], photo=states[path])
                     written += 1
@@ -87,9 +91,10 @@ def extract_to_folder(
     return Extracted(out, written, len(readable) - len(todo), tuple(skipped), listed)
 
 
-def _check_same_model(model: DenseFeatures, longest_side: int, out: Path) -> None:
+def _check_same_model(model: DenseFeatures, longest_side: int, out: Path, *, tiles: bool) -> None:
     """Files of two models in one folder would look alike and match badly: that is an error."""
-    about = {"weights": model.weights_hash(), "longest_side": longest_side}
+    about: dict[str, object] = {"weights": model.weights_hash(), "longest_side": longest_side}
+    about |= {"tiles": True} if tiles else {}
     file = out / "extract.json"
     if not file.is_file():
         write_json(file, about)
@@ -99,12 +104,24 @@ def _check_same_model(model: DenseFeatures, longest_side: int, out: Path) -> Non
 
 
 def extract_readable(
-    model: DenseFeatures, paths: list[Path], skipped: list[Skipped], *, longest_side: int
+    model: DenseFeatures,
+    paths: list[Path],
+    skipped: list[Skipped],
+    *,
+    longest_side: int,
+    tiles: bool = False,
 ) -> Iterator[tuple[Path, Features]]:
-    """Features of the images that can be read, in one batch for each size."""
+    """Features of the images that can be read, in one batch for each size.
+
+    tiles: large ones at their own size, one by one.
+    """
     groups: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
     for number, path in enumerate(paths):
         try:
+            large = model.extract_large(path, longest_side=longest_side) if tiles else None
+            if large is not None:
+                yield path, large
+                continue
             pixels, frame = prepare(path, longest_side=longest_side, multiple=model.stride)
         except ImageError as error:
             reason = str(error).removeprefix(f"{printable(str(path))}: ")

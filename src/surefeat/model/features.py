@@ -221,10 +221,34 @@ def bin_regions(
     original = features.frame.original
     stacked = stack_boxes(boxes, size=original).to(features.descriptors.device)
     snapped = box_cells(stacked, stacked.new_tensor(original), stacked.new_tensor(cells)).long()
-    k = torch.arange(size, device=stacked.device)
+    return bins_of_cells(snapped, size=size, cells=cells)
+
+
+def published_bins(
+    features: Features, boxes: object, *, size: int, cells: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """The same bins as SCNet's code has them, which the paper was evaluated with.
+
+    Convention: with corners counted from 1, cells round(x1 / stride) - 1 to round(x2 / stride) - 1,
+    at least one; what lies outside the map is left out of a bin, which may then be empty.
+    """
+    (height, width), device = features.frame.original, features.descriptors.device
+    stacked = stack_boxes(boxes, size=(height, width)).to(device) + 1
+    share = stacked.new_tensor([cells[1] / width, cells[0] / height] * 2)
+    snapped = (stacked * share + 0.5).floor().long() - 1
+    snapped[:, 2:] = torch.maximum(snapped[:, :2], snapped[:, 2:])
+    return bins_of_cells(snapped, size=size, cells=cells)
+
+
+def bins_of_cells(
+    snapped: Tensor, *, size: int, cells: tuple[int, int]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Boxes (N, 4) in whole cells, inclusive -> as `bin_regions`; cut to the map's cells."""
+    k = torch.arange(size, device=snapped.device)
     start, count = snapped[:, :2, None], (snapped[:, 2:] - snapped[:, :2] + 1)[..., None]
     edges = torch.stack([start + k * count // size, start - (-(k + 1) * count) // size], dim=-1)
-    columns, rows = edges.unbind(1)
+    most = torch.tensor([cells[1], cells[0]], device=snapped.device)[:, None, None]
+    columns, rows = torch.minimum(edges.clamp_min(0), most).unbind(1)
     rows = rows[:, :, None].expand(-1, -1, size, -1)
     columns = columns[:, None].expand(-1, size, -1, -1)
     every = torch.cat([rows, columns], dim=-1).reshape(-1, 4)
@@ -237,7 +261,10 @@ def bin_regions(
 
 
 def pool_bins(maps: Tensor, bins: Tensor, pooling: Pooling = "max") -> Tensor:
-    """Maxima or means of maps (C, h, w) over bins (U, 4) of cells -> (U, C), float32."""
+    """Maxima or means of maps (C, h, w) over bins (U, 4) of cells -> (U, C), float32.
+
+    An empty bin is 0.
+    """
     if pooling not in ("max", "mean"):
         raise ValueError(f"pooling is {pooling!r}; choose 'max' or 'mean'")
     slide = F.max_pool2d if pooling == "max" else F.avg_pool2d
@@ -249,6 +276,9 @@ def pool_bins(maps: Tensor, bins: Tensor, pooling: Pooling = "max") -> Tensor:
     # Bins have few sizes; a window sliding over all is ten times quicker than reading every cell.
     for extent in torch.unique(extents, dim=0):
         same = (extents == extent).all(1)
+        if not int(extent.min()):
+            pooled[same] = 0
+            continue
         slid = slide(planes, tuple(extent.tolist()), stride=1)[0].permute(1, 2, 0)
         pooled[same] = slid[bins[same, 0], bins[same, 2]]
     return pooled

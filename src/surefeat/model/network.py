@@ -22,7 +22,7 @@ from surefeat.core.files import (
     write_model,
 )
 from surefeat.core.geometry import Frame, interpolation, pixel_to_grid
-from surefeat.core.image import ImageLike, prepare
+from surefeat.core.image import ImageLike, image_size, load, prepare
 from surefeat.data.sources import folder_paths
 from surefeat.model.config import (
     SETTINGS,
@@ -38,6 +38,7 @@ from surefeat.model.features import Features, compare_with
 from surefeat.model.heads import at_size, build_head
 from surefeat.model.probability import COHORT, Cohort, Reliability
 from surefeat.model.probability import FILE as RELIABILITY
+from surefeat.model.tiles import extract_tiled, finest_side, is_large
 from surefeat.model.trunks import build_trunk
 from surefeat.model.weights import (
     check_finite,
@@ -210,16 +211,22 @@ class DenseFeatures(nn.Module):
         *,
         longest_side: int | None = None,
         batch: int = 16,
+        tiles: bool = False,
     ) -> list[Features]:
         """Features of one or many images: paths, folders, PIL images, arrays, tensors; any sizes.
 
         Images are resized to `longest_side` network pixels (default: the model's own) and batched
         with those of the same size, so nothing is padded and a batch gives what one image gives.
+        tiles: images more than twice as large are seen at their own size, in tiles (model.tiles).
         """
         side = self._side(longest_side, batch=batch)
         done: dict[int, Features] = {}
         waiting: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
         for index, image in enumerate(_each_image(images)):
+            large = self.extract_large(image, longest_side=side) if tiles else None
+            if large is not None:
+                done[index] = large
+                continue
             pixels, frame = prepare(image, longest_side=side, multiple=self.stride)
             name = str(image) if isinstance(image, str | Path) else ""
             group = waiting.setdefault(frame.network, [])
@@ -229,6 +236,18 @@ class DenseFeatures(nn.Module):
         for group in waiting.values():
             done.update(self.extract_group(group))
         return [done[index] for index in sorted(done)]
+
+    def extract_large(self, image: ImageLike, *, longest_side: int) -> Features | None:
+        """Features of an image at its own size, stitched from tiles; None: it is not large."""
+        name = str(image) if isinstance(image, str | Path) else ""
+        if name and not is_large(image_size(name), side=longest_side):
+            return None
+        pixels = load(image)
+        size = (pixels.shape[1], pixels.shape[2])
+        if not is_large(size, side=longest_side):
+            return None
+        finest = finest_side(size, side=longest_side, stride=self.stride)
+        return extract_tiled(self, pixels, longest_side=finest, side=longest_side, name=name)
 
     def _side(self, longest_side: int | None, *, batch: int) -> int:
         """The side that was asked for, or the model's own; ValueError: too small, or no batch."""

@@ -111,13 +111,13 @@ class Bottleneck(nn.Module):
                 nn.BatchNorm2d(4 * width),
             )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, relu: bool = True) -> Tensor:
         skip = x
         if self.downsample is not None:
             skip = conv_bn(x, self.downsample[0], self.downsample[1], relu=False)  # type: ignore[arg-type]
         x = conv_bn(x, self.conv1, self.bn1)
         x = conv_bn(x, self.conv2, self.bn2)
-        return conv_bn(x, self.conv3, self.bn3, skip)
+        return conv_bn(x, self.conv3, self.bn3, skip, relu=relu)
 
 
 class ResNet50(nn.Module):

@@ -18,12 +18,13 @@ from surefeat.core.geometry import Frame, box_iou, cell_centres
 from surefeat.core.image import ImageLike, load
 from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import DenseMatches, match_dense, match_dense_by_regions, warp_image
-from surefeat.match.points import Matches, match_points
+from surefeat.match.large import Part, best_parts, cut_part, moved_back
+from surefeat.match.points import Matches, check_inside, match_points
 from surefeat.match.proposals import propose
 from surefeat.match.regions import RegionMatches, match_regions
 from surefeat.match.votes import Voting
 from surefeat.model.config import REGION_WEIGHTS, SHIPPED, model_folder, read_settings
-from surefeat.model.features import extract_scales
+from surefeat.model.features import extract_scales, stack_points
 from surefeat.model.network import DenseFeatures
 from surefeat.show import match_page, style
 from surefeat.show.features import confidence_map
@@ -54,7 +55,7 @@ _RETURNS = 0.05
 # Grey of the pixels that are not shown.
 _BLANK = 228
 
-_SURE = f"that return, matched there and back, within {_RETURNS:.0%} of its longer side"
+_SURE = f"that return, matched there and back, within {100 * _RETURNS:.0f} % of its longer side"
 
 
 def _side_by_side(
@@ -210,7 +211,7 @@ def warped(
         blank = torch.full_like(second, _BLANK)
         moved = torch.where(sure.cpu(), moved, blank)
         half = torch.where(sure.cpu(), half, (second.float() * 0.3 + 0.7 * blank).byte())
-        label += f" Only the {sure.float().mean():.0%} of B {_SURE}; the rest is blank."
+        label += f" Only the {100 * sure.float().mean():.0f} % of B {_SURE}; the rest is blank."
     height, width = second.shape[1:]
     figure = style.new_figure(style.WIDTH / 3 * height / width + 0.4, label)
     axes, frame = figure.subplots(1, 3), Frame((height, width), (height, width))
@@ -234,15 +235,18 @@ def match_photos(
     voting: bool | Voting = True,
     model: str | None = None,
     sides: Sequence[int] = (),
+    tiles: bool = False,
     device: str | None = None,
 ) -> tuple[Matches, Path]:
     """Match photo A to photo B: OUT/matches.png, OUT/matches.json and the page OUT/index.html.
 
     Everything is computed before anything is written. Given points are all kept; `mutual` filters
     those that were chosen. sides: longest sides at which the photos are seen, network pixels.
+    tiles: large photos are searched for the parts to match (match.large), and the page shows those.
     """
     network = DenseFeatures.from_pretrained(model, device=device)
-    photos = (load(image0), load(image1))
+    whole = (load(image0), load(image1))
+    photos, parts, points = _parts(network, whole, points, tiles=tiles)
     sides = sides or (network.config.longest_side,)
     features0, features1 = extract_scales(network, photos, sides)
     matches = match_points(
@@ -254,14 +258,16 @@ def match_photos(
         _every_pixel(seen0, seen1, matches, voting=voting),
         Section("Confidence", figures=(confidence_map(named, photos),)),
     ]
-    values = {"image0": image0.name, "image1": image1.name, **matches.to_dict()}
+    moved = moved_back(matches, parts, whole)
+    values = {"image0": image0.name, "image1": image1.name, **moved.to_dict()}
+    values |= {"part0": parts[0], "part1": parts[1]} if tiles else {}
     if regions:
         boxes = [propose(photo, ProposalConfig(count=regions)) for photo in photos]
         best = match_regions(features0, features1, *boxes, lower_weight=REGION_WEIGHTS[1])
         figures = (region_matches(*photos, best), _through_regions(seen0, seen1, *boxes))
         sections.insert(0, Section("Regions", _REGIONS, figures=figures))
-        parts = ("boxes0", "boxes1", "score")
-        values["regions"] = {part: getattr(best, part).tolist() for part in parts}
+        columns = ("boxes0", "boxes1", "score")
+        values["regions"] = {name: getattr(best, name).tolist() for name in columns}
     sections.append(_settings(network, model, matches, sides=sides, voting=voting, mutual=mutual))
     drawn, names = BytesIO(), (image0.name, image1.name)
     match_lines(*photos, matches).savefig(drawn, format="png", dpi=150)
@@ -272,7 +278,22 @@ def match_photos(
     )  # fmt: skip
     write_bytes(out / "matches.png", drawn.getvalue())
     write_text(out / "matches.json", as_json(values) + "\n")
-    return matches, page
+    return moved, page
+
+
+def _parts(
+    network: DenseFeatures, photos: tuple[Tensor, Tensor], points: Any, *, tiles: bool
+) -> tuple[tuple[Tensor, Tensor], tuple[Part, Part], Any]:
+    """What is matched of two photos: pixels, boxes, and the points of the first in its part."""
+    if not tiles:
+        whole0, whole1 = ((0, 0, photo.shape[2] - 1, photo.shape[1] - 1) for photo in photos)
+        return photos, (whole0, whole1), points
+    given = None if points is None else stack_points(points)
+    if given is not None:
+        check_inside(given, (photos[0].shape[1], photos[0].shape[2]))
+    parts = best_parts(network, *photos, given)
+    cut0, cut1 = (cut_part(*both) for both in zip(photos, parts, strict=True))
+    return (cut0, cut1), parts, None if given is None else given - given.new_tensor(parts[0][:2])
 
 
 def _every_pixel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import PurePath
 
 from surefeat.match.relations import Relations
 from surefeat.show import style
@@ -19,6 +20,12 @@ _COLUMNS, _MOST_ROWS = 10, 30
 
 _THUMBNAIL = 160
 
+_NAMED = 30
+"""Photos whose names stand beside the matrix; of more they would not be readable."""
+
+_LETTERS = 18
+"""Of a name below its photo."""
+
 
 @rc_context(style.STYLE)
 def group_sheet(relations: Relations, *, most: int = _COLUMNS) -> Figure:
@@ -31,7 +38,7 @@ def group_sheet(relations: Relations, *, most: int = _COLUMNS) -> Figure:
     rows = [(f"{len(group)} photos", list(group)) for group in groups]
     rows = rows[: _MOST_ROWS - 1] + ([(f"{len(alone)} alone", alone)] if alone else [])
     label = f"{len(relations.names)} photos in {len(groups)} groups; {len(alone)} belong to none."
-    figure = style.new_figure(1.05 * len(rows) + 0.4, label)
+    figure = style.new_figure(1.2 * len(rows) + 0.4, label)
     figure.suptitle(label, x=0.005, ha="left", fontsize=9)
     grid = figure.subplots(len(rows), most, squeeze=False)
     style.hide_frames(grid.flat)
@@ -39,6 +46,9 @@ def group_sheet(relations: Relations, *, most: int = _COLUMNS) -> Figure:
         for axes, number in zip(line, numbers, strict=False):
             pixels, frame = style.picture(relations.names[number], longest=_THUMBNAIL)
             style.show(axes, pixels, frame)
+            axes.text(0.5, -0.04, _short(relations.names[number], _LETTERS), ha="center", va="top",
+                      fontsize=6, color=style.GREY, transform=axes.transAxes,
+                      parse_math=False)  # fmt: skip
         style.small_title(line[0], title)
     return figure
 
@@ -60,7 +70,18 @@ def relation_matrix(relations: Relations) -> Figure:
             style.outline(axes, (edge, edge, edge + len(group) - 1, edge + len(group) - 1), "white",
                           width=1.2)  # fmt: skip
         edge += len(group)
-    axes.set_xlabel("photo")
-    axes.set_ylabel("photo")
+    if len(order) <= _NAMED:
+        names = [_short(relations.names[number], 2 * _LETTERS) for number in order]
+        axes.set_yticks(range(len(order)), names, fontsize=7, parse_math=False)
+        axes.set_xticks([])
+    else:
+        axes.set_ylabel("photo, in the order of the groups")
+    axes.set_xlabel("the same photos")
     style.colour_bar(figure, [axes], Normalize(0, 1), style.MAP, "probability of being related")
     return figure
+
+
+def _short(path: str, letters: int) -> str:
+    """A photo's file name, its beginning left out where it is long."""
+    name = "".join(sign if sign.isprintable() else "?" for sign in PurePath(path).name)
+    return name if len(name) <= letters else f"…{name[1 - letters :]}"

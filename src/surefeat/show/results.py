@@ -103,7 +103,7 @@ def keypoint_pairs(pairs: Sequence[Pair]) -> Figure:
 
 
 _LEAD = (
-    "Semantic matching: a point or region of one photo is to be found in another photo of the same "
+    "A point or region of one photo is to be found in another photo of the same "
     "kind of object. Every number names its rule; the controls stand beside it."
 )
 

@@ -1,0 +1,443 @@
+"""Part search: which vectors, which cells of a photo, what verification gives, large photos.
+
+    python benchmarks/experiments/part_search.py DATA --cache FOLDER --part vectors
+        --out results/studies/search.json
+
+Parts: vectors (on the development sets), budget and verify (on others), recall (faiss beside exact
+search at a million cells), large (a small bird in a photo of 6,000 pixels). Each adds its numbers
+to the file. Features are extracted once, into the cache; two hours in all on one core.
+
+A query is a labelled keypoint. Every photo but its own gives its best cell; of the ten best photos
+the share counts whose place lies within a tenth of the box's longer side of the same keypoint of an
+object of the same category. Sets: birds (cub-dev, one category) and PASCAL3D+ (12 categories,
+equally many photos of each, where an object's longer side is at least 0.3 of the photo's).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from surefeat.core.files import environment, write_json
+from surefeat.core.geometry import cell_centres
+from surefeat.core.image import resize
+from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
+from surefeat.index.cells import Projection, described, fit_projection
+from surefeat.index.shards import SCALE
+from surefeat.index.store import BUDGET, DIMENSION, FITTED, faiss_of, nearest_per_photo
+from surefeat.match.large import best_parts, cut_part, moved_back
+from surefeat.match.points import match_points, quality, spread
+from surefeat.match.search import prepare
+from surefeat.model.config import POINT_WEIGHTS
+from surefeat.model.features import Features
+from surefeat.model.network import DenseFeatures
+
+TOP = 10
+NEAR = 0.1
+LEAST = 0.3
+"""Longer side of an object that is asked for, in the photo's."""
+
+SETS = {
+    "birds-dev": ("cub-dev/keypoints.json", "cub-dev/photos", 0, 200),
+    "birds": ("cub-dev/keypoints.json", "cub-dev/photos", 200, 400),
+    "pascal3d-dev": ("pascal3d/keypoints_train.json", "voc", 0, 240),
+    "pascal3d": ("pascal3d/keypoints_val.json", "voc", 0, 400),
+}
+"""Labels, photos, how many of the shuffled photos are passed over, how many are taken."""
+
+Query = tuple[int, Labelled, int]
+"""Photo, object and keypoint."""
+
+
+@dataclass(frozen=True, eq=False)
+class Photos:
+    """Photos of a set with their features and labelled objects."""
+
+    features: list[Features]
+    objects: list[list[Labelled]]
+
+    def queries(self, count: int) -> list[Query]:
+        every = [
+            (number, item, part)
+            for number, items in enumerate(self.objects)
+            for item in items
+            if _extent(item) >= LEAST * max(item.size)
+            for part in item.visible.nonzero()[:, 0].tolist()
+        ]
+        random.Random(0).shuffle(every)
+        return every[:count]
+
+    def is_right(self, photo: int, query: Query, place: Tensor) -> bool:
+        _, asked, part = query
+        return any(
+            item.category == asked.category
+            and bool(item.visible[part])
+            and float((item.points[part] - place).norm()) <= NEAR * _extent(item)
+            for item in self.objects[photo]
+        )
+
+    def possible(self, queries: Sequence[Query]) -> float:
+        """The precision of somebody who knows the answers: some parts are in fewer photos."""
+        total = 0
+        for number, asked, part in queries:
+            there = sum(
+                any(i.category == asked.category and bool(i.visible[part]) for i in items)
+                for other, items in enumerate(self.objects)
+                if other != number
+            )
+            total += min(TOP, there)
+        return total / TOP / len(queries)
+
+
+def _extent(item: Labelled) -> float:
+    return float((item.box[2:] - item.box[:2] + 1).max())
+
+
+def read_set(data: Path, cache: Path, name: str, model: DenseFeatures) -> Photos:
+    labels, images, start, count = SETS[name]
+    labelled = read_coco(data / labels, images=data / images)
+    chosen, by_photo = _chosen(labelled, start, count)
+    features = []
+    for number, photo in enumerate(tqdm(chosen, desc=name)):
+        file = cache / name / f"{number:04d}.safetensors"
+        if not file.exists():
+            model.extract(by_photo[photo][0].read())[0].save(file, photo=photo)
+        features.append(Features.load(file))
+    return Photos(features, [by_photo[photo] for photo in chosen])
+
+
+def _chosen(
+    labelled: KeypointSet, start: int, count: int
+) -> tuple[list[str], dict[str, list[Labelled]]]:
+    by_photo: dict[str, list[Labelled]] = {}
+    for item in labelled.objects:
+        by_photo.setdefault(item.name, []).append(item)
+    names = sorted(by_photo)
+    random.Random(18).shuffle(names)
+    if len(labelled.categories) == 1:
+        return names[start : start + count], by_photo
+    kinds: dict[int, list[str]] = {}
+    for name in names:
+        large = max(
+            by_photo[name], key=lambda item: float((item.box[2:] - item.box[:2] + 1).prod())
+        )
+        if int(large.visible.sum()) >= 3 and _extent(large) >= LEAST * max(large.size):
+            kinds.setdefault(large.category, []).append(name)
+    rounds = range(max(map(len, kinds.values())))
+    order = [kinds[kind][n] for n in rounds for kind in sorted(kinds) if n < len(kinds[kind])]
+    return order[:count], by_photo
+
+
+def cell_points(features: Features) -> Tensor:
+    rows, columns = features.descriptors.shape[1:]
+    return features.frame.to_original(cell_centres(size=(rows, columns), stride=features.stride))
+
+
+def joint(features: Features, points: Tensor) -> Tensor:
+    """What matching compares: (N, 3200) of unit length."""
+    total = sum(POINT_WEIGHTS)
+    parts = (features.at(points), features.lower_at(points))
+    pairs = zip(parts, POINT_WEIGHTS, strict=True)
+    return torch.cat([part * (weight / total) ** 0.5 for part, weight in pairs], dim=1)
+
+
+Describe = Callable[[Features, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The cells of all photos that are kept, as an index stores them."""
+
+    points: Tensor
+    vectors: Any
+    photo: Any
+
+    @staticmethod
+    def of(photos: Photos, places: Sequence[Tensor], describe: Describe, *, small: bool) -> Kept:
+        pairs = zip(photos.features, places, strict=True)
+        vectors = torch.cat([describe(features, points) for features, points in pairs])
+        stored = (vectors * SCALE).round().to(torch.int8) if small else vectors
+        owners = np.repeat(np.arange(len(places), dtype=np.int32), [len(p) for p in places])
+        return Kept(torch.cat(list(places)), stored.numpy(), owners)
+
+    def best_photos(self, vector: Tensor, own: int, photos: int, top: int) -> list[tuple[int, int]]:
+        """The best photos but one's own, each with its best cell."""
+        scores, cells = nearest_per_photo(vector, self.vectors, self.photo, photos)
+        scores[own] = -torch.inf
+        order = scores.topk(top).indices.tolist()
+        return [(photo, int(cells[photo])) for photo in order]
+
+
+def precision(photos: Photos, kept: Kept, queries: Sequence[Query], describe: Describe) -> float:
+    total = 0
+    for query in queries:
+        number, item, part = query
+        asked = describe(photos.features[number], item.points[part][None])
+        for photo, cell in kept.best_photos(asked, number, len(photos.features), TOP):
+            total += photos.is_right(photo, query, kept.points[cell])
+    return round(100 * total / TOP / len(queries), 2)
+
+
+def fit(photos: Photos, dimension: int = DIMENSION) -> Projection:
+    drawn = photos.features[:: max(1, len(photos.features) // FITTED)][:FITTED]
+    return fit_projection(drawn, dimension=dimension, generator=torch.Generator().manual_seed(0))
+
+
+def study_vectors(sets: dict[str, Photos], count: int) -> dict[str, Any]:
+    """All cells kept, so that only the vectors differ."""
+    table: dict[str, Any] = {}
+    for name, photos in sets.items():
+        queries = photos.queries(count)
+        ways: dict[str, Describe] = {
+            "descriptors, 128": Features.at,
+            "lower layers, 3072": Features.lower_at,
+            "all layers as in matching, 3200": joint,
+        }
+        for dimension in (64, 128, 256):
+            matrix = fit(photos, dimension)
+            ways[f"all layers projected, {dimension}"] = lambda f, p, m=matrix: described(f, p, m)
+        places = [cell_points(features) for features in photos.features]
+        table[name] = {"photos": len(places), "queries": len(queries),
+                       "possible": round(100 * photos.possible(queries), 2)}  # fmt: skip
+        for way, describe in ways.items():
+            kept = Kept.of(photos, places, describe, small=False)
+            table[name][way] = precision(photos, kept, queries, describe)
+            print(name, way, table[name][way], flush=True)
+    return table
+
+
+def rules(features: Features, image: Tensor, budget: int) -> dict[str, Tensor]:
+    """Points that each rule keeps of a photo."""
+    points = cell_points(features)
+    side = prepare(features, descriptor_weight=1.0, lower_weight=0.0)
+    side = type(side)(features, side.weights, side.size, points, points.new_empty(0, 0))
+    sure = quality(side)
+    rows, columns = features.descriptors.shape[1:]
+    picture = resize(image, size=features.frame.network).float().mean(0)
+    down, across = (
+        picture.diff(dim=0, append=picture[-1:]),
+        picture.diff(dim=1, append=picture[:, -1:]),
+    )
+    edges = F.adaptive_avg_pool2d((down.square() + across.square())[None, None], (rows, columns))
+    middle = sure / features.confidence_at(points)
+    high = max(1, round((budget * rows / columns) ** 0.5))
+    wide = max(1, budget // high)
+    ys, xs = (((torch.arange(n) + 0.5) * m / n).long() for n, m in ((high, rows), (wide, columns)))
+    grid = torch.cartesian_prod(ys, xs) @ torch.tensor([columns, 1])
+    ranked = {
+        "confidence, near the middle (default)": sure,
+        "near the middle, without confidence": middle,
+        "confidence alone": features.confidence_at(points),
+        "edge energy": edges.flatten(),
+        "edge energy, near the middle": edges.flatten() * middle,
+    }
+    kept = {name: points[spread(values, points, count=budget)] for name, values in ranked.items()}
+    return kept | {"even grid": points[torch.unique(grid)]}
+
+
+def study_budget(sets: dict[str, Photos], count: int) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for name, photos in sets.items():
+        queries, projection = photos.queries(count), fit(photos)
+
+        def describe(features: Features, points: Tensor, matrix: Projection = projection) -> Tensor:
+            return described(features, points, matrix)
+
+        every = [cell_points(features) for features in photos.features]
+        whole = Kept.of(photos, every, describe, small=True)
+        entry: dict[str, Any] = {
+            "photos": len(every), "queries": len(queries),
+            "cells a photo": round(len(whole.points) / len(every), 1),
+            "possible": round(100 * photos.possible(queries), 2),
+            "all cells": precision(photos, whole, queries, describe),
+        }  # fmt: skip
+        print(name, entry, flush=True)
+        images = [items[0].read() for items in photos.objects]
+        for budget in (BUDGET, BUDGET // 4):
+            pairs = zip(photos.features, images, strict=True)
+            kept = [rules(features, image, budget) for features, image in pairs]
+            for rule in kept[0]:
+                cells = Kept.of(photos, [one[rule] for one in kept], describe, small=True)
+                share = precision(photos, cells, queries, describe)
+                entry.setdefault(f"{budget} cells", {})[rule] = share
+                print(name, budget, rule, share, len(cells.points), flush=True)
+        table[name] = entry
+    return table
+
+
+def study_verify(sets: dict[str, Photos], count: int, looked_at: int = 20) -> dict[str, Any]:
+    """The best photos of an index with the default budget, matched and put in order anew."""
+    table: dict[str, Any] = {}
+    for name, photos in sets.items():
+        queries, projection = photos.queries(count), fit(photos)
+
+        def describe(features: Features, points: Tensor, matrix: Projection = projection) -> Tensor:
+            return described(features, points, matrix)
+
+        places = [rules_default(features) for features in photos.features]
+        kept = Kept.of(photos, places, describe, small=True)
+        shares = {"unverified": 0, "matched places, same order": 0, "verified": 0,
+                  "verified, cells' own places": 0}  # fmt: skip
+        said: list[tuple[float, bool]] = []
+        for query in tqdm(queries, desc=name):
+            number, item, part = query
+            mine, point = photos.features[number], item.points[part][None]
+            asked = describe(mine, point)
+            hits = []
+            for photo, cell in kept.best_photos(asked, number, len(photos.features), looked_at):
+                match = match_points(mine, photos.features[photo], point)
+                assert match.probability is not None
+                own = photos.is_right(photo, query, kept.points[cell])
+                matched = photos.is_right(photo, query, match.points1[0])
+                hits.append((float(match.probability[0]), own, matched))
+            ranked = sorted(hits, key=lambda hit: -hit[0])
+            shares["unverified"] += sum(own for _, own, _ in hits[:TOP])
+            shares["matched places, same order"] += sum(right for *_, right in hits[:TOP])
+            shares["verified"] += sum(right for *_, right in ranked[:TOP])
+            shares["verified, cells' own places"] += sum(own for _, own, _ in ranked[:TOP])
+            said += [(chance, right) for chance, _, right in hits]
+        entry: dict[str, Any] = {"photos": len(photos.features), "queries": len(queries),
+                                 "photos looked at": looked_at}  # fmt: skip
+        entry |= {k: round(100 * v / TOP / len(queries), 2) for k, v in shares.items()}
+        for least in (0.5, 0.9):
+            sure = [right for chance, right in said if chance >= least]
+            entry[f"hits with probability {least} or more"] = len(sure)
+            entry[f"right among them, {least}"] = round(100 * sum(sure) / max(1, len(sure)), 2)
+        table[name] = entry
+        print(name, entry, flush=True)
+    return table
+
+
+def rules_default(features: Features) -> Tensor:
+    from surefeat.index.cells import kept_cells
+
+    return kept_cells(features, budget=BUDGET).points
+
+
+def study_recall(sets: dict[str, Photos], count: int, cells: int = 1_000_000) -> dict[str, Any]:
+    """faiss beside exact search: the same ten cells? Real cells, and jittered copies of them."""
+    photos = [features for part in sets.values() for features in part.features]
+    everything = Photos(photos, [])
+    projection = fit(everything)
+    vectors = torch.cat([described(f, cell_points(f), projection) for f in photos])
+    real = len(vectors)
+    generator = torch.Generator().manual_seed(0)
+    asked_rows = torch.randperm(real, generator=generator)[:count]
+    # A query is no cell of the index, but as near to one as two photos of a thing are.
+    asked = jitter(vectors[asked_rows], 0.5, generator)
+    copies = [vectors]
+    while sum(map(len, copies)) < cells:
+        copies.append(jitter(vectors, 0.5, generator))
+    stored = (torch.cat(copies)[:cells] * SCALE).round().to(torch.int8).numpy()
+    unit = F.normalize(torch.from_numpy(stored).float(), dim=1)
+    exact = torch.cat([(part @ unit.T).topk(TOP).indices for part in asked.split(64)])
+    del copies
+    learn = unit.numpy()[:: max(1, cells // (4 * 1000 * 40))]
+    index = faiss_of(iter(unit.numpy()[n : n + 65536] for n in range(0, cells, 65536)), learn,
+                     cells=cells)  # fmt: skip
+    entry: dict[str, Any] = {
+        "cells": cells, "real cells": real, "the rest": "copies of them, jittered: cosine 0.89",
+        "queries": count, "numbers": unit.shape[1], "lists": index.nlist,
+        "bytes a vector": unit.shape[1] + 8, "of which its number": 8,
+    }  # fmt: skip
+    for read in (8, 16, 32, 64):
+        index.nprobe = read
+        names = index.search(asked.numpy(), TOP)[1]
+        both = [len(set(a) & set(b)) for a, b in zip(names.tolist(), exact.tolist(), strict=True)]
+        entry[f"recall@10, {read} lists read"] = round(sum(both) / TOP / count, 4)
+        print(entry, flush=True)
+    return entry
+
+
+def jitter(vectors: Tensor, amount: float, generator: torch.Generator) -> Tensor:
+    """Unit vectors, each moved by a random one of length `amount`."""
+    noise = torch.randn(vectors.shape, generator=generator)
+    return F.normalize(vectors + amount * F.normalize(noise, dim=1), dim=1)
+
+
+def study_large(data: Path, model: DenseFeatures, cases: int, size: tuple[int, int]) -> list[Any]:
+    """A bird of 160 pixels, its parts about 40, among 200 photos of other things as one photo."""
+    birds = read_coco(data / "cub-dev/keypoints.json", images=data / "cub-dev/photos").objects
+    things = read_coco(data / "pascal3d/keypoints_val.json", images=data / "voc").objects
+    rng = random.Random(3)
+    table = []
+    height, width = size
+    for _ in range(cases):
+        asked, shown = rng.sample([b for b in birds if int(b.visible.sum()) > 8], 2)
+        canvas = torch.zeros(3, height, width, dtype=torch.uint8)
+        for y in range(0, height, 375):
+            for x in range(0, width, 375):
+                tile = resize(rng.choice(things).read(), size=(375, 375))
+                room = canvas[:, y : y + 375, x : x + 375]
+                room.copy_(tile[:, : room.shape[1], : room.shape[2]])
+        photo = shown.read()
+        scale = 160 / _extent(shown)
+        small = resize(photo, size=tuple(round(scale * n) for n in photo.shape[1:]))  # type: ignore[arg-type]
+        x, y = rng.randrange(width - small.shape[2]), rng.randrange(height - small.shape[1])
+        canvas[:, y : y + small.shape[1], x : x + small.shape[2]] = small
+        both = asked.visible & shown.visible
+        points0 = asked.points[both]
+        wanted = (shown.points[both] + 0.5) * scale - 0.5 + torch.tensor([x, y])
+        mine = asked.read()
+        parts = best_parts(model, mine, canvas, points0)
+        (f0,), (f1,) = model.extract(mine), model.extract(cut_part(canvas, parts[1]))
+        matches = moved_back(match_points(f0, f1, points0), parts, (mine, canvas))
+        errors = (matches.points1 - wanted).norm(dim=1)
+        plain = match_points(f0, model.extract(canvas)[0], points0)
+        whole = (plain.points1 - wanted).norm(dim=1)
+        entry = {
+            "asked": asked.name, "shown": shown.name, "bird, px": 160, "at": [x, y],
+            "part": list(parts[1]), "points": len(errors),
+            "median error, px": round(float(errors.median()), 1),
+            "within 20 px": round(float((errors <= 20).float().mean()), 3),
+            "seen whole: median error, px": round(float(whole.median()), 1),
+        }  # fmt: skip
+        table.append(entry)
+        print(entry, flush=True)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", required=True,
+                        choices=("vectors", "budget", "verify", "recall", "large"))  # fmt: skip
+    parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--cases", type=int, default=3)
+    parser.add_argument("--size", type=int, nargs=2, default=(4000, 6000))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    model = DenseFeatures.from_pretrained(device="cpu")
+    names = ("birds-dev", "pascal3d-dev") if given.part == "vectors" else ("birds", "pascal3d")
+    if given.part == "large":
+        numbers: Any = study_large(given.data, model, given.cases, tuple(given.size))
+    else:
+        sets = {name: read_set(given.data, given.cache, name, model) for name in names}
+        study = {"vectors": study_vectors, "budget": study_budget, "verify": study_verify,
+                 "recall": study_recall}[given.part]  # fmt: skip
+        numbers = study(sets, given.queries)
+    stored = json.loads(given.out.read_text()) if given.out.exists() else {}
+    about = {"environment": environment("cpu"), "weights_sha256": model.weights_hash(),
+             "settings": {"budget": BUDGET, "dimension": DIMENSION, "near": NEAR, "top": TOP,
+                          "queries": given.queries}}  # fmt: skip
+    stored[given.part] = {"numbers": numbers, **about}
+    write_json(given.out, stored)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The systems that the paper compares itself with, and later ones, written anew as rows."""

@@ -1,0 +1,187 @@
+"""`fit_peer`: a peer trained, or estimated, on photos; what it leaves is a row's FOLDER."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeVar, cast, get_args
+
+import torch
+from torch import Tensor
+
+from surefeat.core import progress
+from surefeat.core.files import choose_device
+from surefeat.core.image import resize
+from surefeat.data.benchmarks import development_pairs, load_list
+from surefeat.data.decode import Canvas, Item, Skipped
+from surefeat.data.sources import find_images
+from surefeat.learn.runs import Run, alone
+from surefeat.match.config import ProposalConfig
+from surefeat.match.proposals import proposals_of
+from surefeat.peers.fitting import (
+    StoredPeer,
+    frozen_vgg,
+    load_peer,
+    note_photos,
+    read_canvas,
+    save_peer,
+    start_run,
+)
+from surefeat.peers.gcnn import GcnnConfig, learn_gcnn
+from surefeat.peers.hog import fit_background
+from surefeat.peers.scnet import Kind, ScnetConfig, learn_scnet, teach_pairs
+
+Trained = Literal["hog", "gcnn", "scnet-a", "scnet-ag", "scnet-ag+"]
+
+NAMES: tuple[Trained, ...] = get_args(Trained)
+
+Settings = TypeVar("Settings", GcnnConfig, ScnetConfig)
+"""Of a peer that learns: its own, with how long under `fit`."""
+
+SIDE = 224
+"""Square at which rows see photos, pixels."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What may be asked of a training; None: the peer's own default."""
+
+    steps: int | None = None
+    """Batches."""
+    batch: int | None = None
+    """Photos, or pairs, of a step."""
+    lr: float | None = None
+    """Learning rate."""
+    seed: int = 0
+    """Of the weights, the order of photos and all that is drawn."""
+
+
+@dataclass(frozen=True)
+class FittedPeer:
+    """What a training left behind."""
+
+    folder: Path
+    photos: int
+    steps: int
+    loss: float | None
+    """Mean of the last line of the log."""
+    skipped: tuple[Skipped, ...]
+
+
+@alone
+def fit_peer(
+    name: str,
+    source: str | Path,
+    *,
+    out: str | Path,
+    asked: Asked | None = None,
+    init: Sequence[str | Path] = ("imagenet",),
+    images: str | Path | None = None,
+    keep: str | Path | None = None,
+    public: bool = False,
+    start: str | Path | None = None,
+    resume: bool = False,
+    device: str | torch.device | None = None,
+    quiet: bool = False,
+) -> FittedPeer:
+    """Train a peer on the photos of a folder, a list, tar shards or a COCO json.
+
+    out: the run folder; `NAME=OUT` is then a row. init: weights of the ImageNet trunk. images and
+    keep as of data.sources.find_images. resume: go on with the run in `out`, by its own settings.
+    scnet: `source` is PF-PASCAL's folder; public: its whole training list, of which a third shares
+    images with test; start: a trained scnet-a, which the other two go on from.
+    """
+    if name not in NAMES:
+        raise ValueError(f"no peer {name!r} to train; choose {', '.join(NAMES)}")
+    task = Task(
+        Path(out), asked or Asked(), tuple(init), choose_device(device), resume=resume, quiet=quiet
+    )
+    if name.startswith("scnet-"):
+        kind = cast("Kind", name.removeprefix("scnet-"))
+        config = ScnetConfig(kind=kind, public=public)
+        return _fit_scnet(Path(source), task, config, start=load_peer(start) if start else None)
+    items = find_images(source, images=images, keep=keep)
+    return _fit_hog(items, task) if name == "hog" else _fit_gcnn(items, task)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all trainings are told."""
+
+    out: Path
+    asked: Asked
+    init: tuple[str | Path, ...]
+    device: torch.device
+    resume: bool
+    quiet: bool
+
+    def settings(self, usual: Settings) -> tuple[Run, Settings]:
+        """The run, and its settings: the peer's usual ones with what was asked, or its own."""
+        asked = {name: value for name, value in vars(self.asked).items() if value is not None}
+        given = replace(usual, fit=replace(usual.fit, **asked))
+        run = start_run(self.out, given, resume=self.resume, device=self.device)
+        return run, run.settings(type(given))
+
+
+def _fit_scnet(
+    root: Path, task: Task, usual: ScnetConfig, *, start: StoredPeer | None
+) -> FittedPeer:
+    run, config = task.settings(usual)
+    look, digest = frozen_vgg(task.init, device=task.device)
+    pairs = development_pairs(root)[1]
+    if config.public:
+        listed = load_list(root, "train_pairs_rebuilt_keypoints.csv")
+        pairs = [pair for pair in listed if pair.category != "person"]
+    paths = list(dict.fromkeys(p for pair in pairs for p in (pair.image0, pair.image1)))
+    boxes = proposals_of(
+        paths, ProposalConfig(count=config.boxes), file=task.out / "proposals.sqlite",
+        quiet=task.quiet,
+    )  # fmt: skip
+    taught = teach_pairs(pairs, boxes, look, side=config.side, device=task.device, quiet=task.quiet)
+    about = {
+        "pairs": len(pairs), "photos": len(paths), "mirrored too": True, "public": config.public,
+        "trunk_sha256": digest, "started from": start.digest if start else None,
+    }  # fmt: skip
+    names = "\n".join(pair.name for pair in pairs)
+    run.store_images({"images": len(paths), "sha256": hashlib.sha256(names.encode()).hexdigest()})
+    loss = learn_scnet(
+        taught, run, config, start=start, about=about, device=task.device, quiet=task.quiet
+    )
+    return FittedPeer(task.out, len(paths), config.fit.steps, loss, ())
+
+
+def _fit_gcnn(items: Sequence[Item], task: Task) -> FittedPeer:
+    run, config = task.settings(GcnnConfig())
+    extract, digest = frozen_vgg(task.init, device=task.device)
+    canvas = read_canvas(items, side=config.photo, quiet=task.quiet)
+    about = note_photos(run, items, canvas) | {"trunk_sha256": digest}
+    loss = learn_gcnn(
+        canvas, run, config, extract, about=about, device=task.device, quiet=task.quiet
+    )
+    return FittedPeer(task.out, len(canvas.pixels), config.fit.steps, loss, canvas.skipped)
+
+
+def _fit_hog(items: Sequence[Item], task: Task) -> FittedPeer:
+    """Mean and covariance of the photos' HOG cells: a pass over them, no training."""
+    run = start_run(task.out, Asked(), resume=False, device=task.device)
+    canvas = read_canvas(items, side=SIDE, quiet=task.quiet)
+    about = note_photos(run, items, canvas)
+    background = fit_background(_squares(canvas, device=task.device, quiet=task.quiet))
+    tensors = {"mean": background.mean, "covariance": background.covariance}
+    save_peer(task.out / "model", "hog", {"ridge": background.ridge}, tensors, about)
+    return FittedPeer(task.out, len(canvas.pixels), 0, None, canvas.skipped)
+
+
+def _squares(canvas: Canvas, *, device: torch.device, quiet: bool) -> Iterator[Tensor]:
+    """Batches (B, 3, SIDE, SIDE) uint8 of the photos, squashed as rows see them."""
+    starts = range(0, len(canvas.pixels), 16)
+    for start in progress.bar(starts, desc="photos", quiet=quiet, leave=False):
+        part = [
+            resize(pixels[:, : int(size[0]), : int(size[1])].to(device), size=(SIDE, SIDE))
+            for pixels, size in zip(
+                canvas.pixels[start : start + 16], canvas.sizes[start : start + 16], strict=True
+            )
+        ]
+        yield torch.stack(part)
