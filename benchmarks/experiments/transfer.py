@@ -364,7 +364,7 @@ def fit_trust(answers: Sequence[Answer], words: str) -> TransferTrust:
 
 
 def crossed(answers: Sequence[Answer]) -> list[tuple[Answer, TransferTrust]]:
-    """Every answer with a fit on the half of species and classes to which its own does not belong."""
+    """Every answer with a fit on the half of species and classes that is not its own."""
     groups = sorted({(one.task.kind, one.task.group) for one in answers})
     half = {group: number % 2 for number, group in enumerate(groups)}
     parts = [[one for one in answers if half[one.task.kind, one.task.group] == i] for i in (0, 1)]
