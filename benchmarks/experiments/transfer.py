@@ -5,7 +5,8 @@
 
 DATA holds cub-dev, pascal3d and voc. `--part fit` looks at half of the birds' species and at
 PASCAL3D+'s train split, fits the logistic models that turn signs into probabilities and, with
---store, writes them into the model's reliability.json. Without it the other half and the val
+--store, writes them into the model's reliability.json; its scores are judged by fits on the other
+half of the species and classes. Without it the other half and the val
 split are asked: PCK at a tenth of the box, the share of right ones among those called sure,
 calibration, boxes, and photos of other things, on which no label should come to lie.
 """
@@ -48,6 +49,12 @@ LEAST_SIDE = 100.0
 ALIKE = 0.6
 """Two objects show the same side if so much of the parts seen in either are seen in both; the
 annotations have no viewpoint."""
+
+SPLITS = {
+    "fit": "half of the species, and PASCAL3D+ train; scores by a fit on the other half of the "
+    "species and classes",
+    "check": "the other half of the species, and PASCAL3D+ val without difficult objects",
+}
 
 _KEPT = 40  # photos whose features are kept
 
@@ -297,20 +304,24 @@ def scores(joined: Joined, trust: TransferTrust) -> Tensor:
     return trust.point.log_odds(joined.signs).sigmoid() * joined.known
 
 
-def trusted(answers: Sequence[Answer], trust: TransferTrust) -> dict[str, Any]:
-    """How far the scores of all labels that were made hold."""
+def trusted(judged: Sequence[tuple[Answer, TransferTrust]]) -> dict[str, Any]:
+    """How far the scores of all labels that were made hold, each by its own fit."""
+    fits = {id(one): trust for one, trust in judged}
+    answers = [one for one, _ in judged]
     mine = [one for one in answers if one.task.related]
     known = torch.cat([one.joined.known for one in mine])
-    score = torch.cat([scores(one.joined, trust) for one in mine])[known]
+    score = torch.cat([scores(one.joined, fits[id(one)]) for one in mine])[known]
     raw = torch.cat([one.joined.chances for one in mine])[known]
     right = torch.cat([one.right for one in mine])[known]
     seen = int(sum(int((one.task.target.visible).sum()) for one in mine))
     sure, kept = score >= SURE, score >= 0.5
-    foreign = [scores(one.joined, trust)[one.joined.known] for one in answers
+    foreign = [scores(one.joined, fits[id(one)])[one.joined.known] for one in answers
                if not one.task.related]  # fmt: skip
     strange = torch.cat(foreign) if foreign else torch.zeros(0)
     overlap = torch.tensor([one.overlap for one in answers]) >= 0.5
-    box = torch.stack([trust.box.log_odds(one.joined.box_signs).sigmoid() for one in answers])
+    box = torch.stack(
+        [fits[id(one)].box.log_odds(one.joined.box_signs).sigmoid() for one in answers]
+    )
 
     def share(mask: Tensor, of: Tensor) -> float | None:
         return round(float(of[mask].float().mean()), 4) if bool(mask.any()) else None
@@ -352,6 +363,15 @@ def fit_trust(answers: Sequence[Answer], words: str) -> TransferTrust:
     return TransferTrust(point, fit_logistic(boxes, half, fitted_on=words, ridge=1e-2))
 
 
+def crossed(answers: Sequence[Answer]) -> list[tuple[Answer, TransferTrust]]:
+    """Every answer with a fit on the half of species and classes that is not its own."""
+    groups = sorted({(one.task.kind, one.task.group) for one in answers})
+    half = {group: number % 2 for number, group in enumerate(groups)}
+    parts = [[one for one in answers if half[one.task.kind, one.task.group] == i] for i in (0, 1)]
+    fits = [fit_trust(part, "the other half") for part in parts]
+    return [(one, fits[1 - i]) for i in (0, 1) for one in parts[i]]
+
+
 def unswapped(carried: Carried, flip: Sequence[int]) -> Carried:
     """As if left and right kept their names."""
     if not carried.motion.mirrored:
@@ -389,10 +409,14 @@ def choices(tasks: Sequence[Task], carried: Sequence[Sequence[Carried]]) -> dict
 
 
 def tasks_of(data: Path, part: str, *, small: bool) -> list[Task]:
-    birds, targets = (3, 1) if small else (10, 2)
-    pascal = 1 if small else 3
+    birds, targets = (3, 1) if small else (10 if part == "fit" else 6, 2)
+    pascal = 1 if small else (3 if part == "fit" else 2)
     tasks = bird_tasks(data, part, birds, targets) + pascal_tasks(data, part, pascal)
-    return with_unrelated(tasks)
+    every = with_unrelated(tasks)
+    if part == "fit":
+        return every
+    strange = [task for task in every if not task.related][::3]
+    return [task for task in every if task.related or any(task is one for one in strange)]
 
 
 def main() -> None:
@@ -430,12 +454,15 @@ def main() -> None:
             fitted = fit_trust([*answers[1], *answers[SOURCES]], words)
             metrics["fit"] = asdict(fitted)
             trust: TransferTrust | None = fitted
+            both = crossed([*answers[1], *answers[SOURCES]])
+            own = {id(one): fit for one, fit in both}
         else:
             trust = model.reliability.transfer if model.reliability else None
+            assert trust is not None
+            own = {id(one): trust for some in answers.values() for one in some}
         for n, some in answers.items():
-            if trust is not None:
-                judged = by_set(some, lambda one, t=trust: trusted(one, t))
-                metrics[f"{n} source{'s' * (n > 1)}, scores"] = judged
+            judged = by_set(some, lambda part: trusted([(one, own[id(one)]) for one in part]))
+            metrics[f"{n} source{'s' * (n > 1)}, scores"] = judged
         if args.store and args.part == "fit":
             folder = model_folder(None)
             known = Reliability.load(folder)
@@ -443,7 +470,7 @@ def main() -> None:
             replace(known, transfer=trust).save(folder)
     record = {
         "row": args.row, "benchmark": "label transfer: birds (cub-dev) and PASCAL3D+",
-        "split": args.part, "metrics": metrics,
+        "split": SPLITS[args.part], "metrics": metrics,
         "config": {"context": args.context, "sources": SOURCES, "alike": ALIKE,
                    "least side, px": LEAST_SIDE, "photos": len(tasks)},
         "seconds": round(time.perf_counter() - start), "weights_sha256": digest, **about,
