@@ -48,7 +48,7 @@ from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 
 EXACT = 200_000
-"""Cells up to which all are compared: a tenth of a second, and no extra to install."""
+"""Cells up to which all are compared: a fraction of a second, and no extra to install."""
 
 DIMENSION = 128
 """Numbers of a vector, a byte each. On birds and PASCAL3D+ 256 are no better, 64 worse, and the
@@ -467,8 +467,8 @@ def nearest_per_photo(
     cells = torch.full((photos,), -1, dtype=torch.long)
     for start in range(0, len(vectors), _CHUNK):
         part = torch.from_numpy(vectors[start : start + _CHUNK]).float()
-        part = torch.nn.functional.normalize(part, dim=1)
-        scores = (asked @ part.T).amax(0)
+        # Shorter than making a copy of them at unit length.
+        scores = (asked @ part.T).amax(0) / part.norm(dim=1).clamp_min(1e-12)
         owner = torch.from_numpy(photo[start : start + _CHUNK]).long()
         higher = best.scatter_reduce(0, owner, scores, "amax")
         # The first of the cells that has its photo's best score, if that is new.
