@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 FIRST = {
     "pretrain": ("--out", "--preset", "--init", "--steps", "--resume"),
-    "extract": ("--out", "--model", "--side", "--json"),
+    "extract": ("--out", "--model", "--side", "--format", "--json"),
     "match": ("--out", "--points", "--count", "--model", "--json"),
     "index": ("--out", "--budget", "--tiles", "--engine", "--model"),
     "find": ("--point", "--index", "--count", "--out", "--model"),

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 from tyro.conf import Positional, arg, subcommand
@@ -27,7 +27,9 @@ from surefeat.cli.search import Find, Index
 from surefeat.learn.config import Config, Preset, preset
 
 if TYPE_CHECKING:
+    from surefeat.index.engines import CellsWritten
     from surefeat.match.points import Matches
+    from surefeat.model.extract import Extracted
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,30 @@ class Pretrain:
 
 @dataclass(frozen=True)
 class Extract:
-    """Features of images to disk, one .safetensors file each; continues where it was stopped."""
+    """Features of images to disk: a file each, or tables of cells; continues where it stopped."""
 
     images: Positional[tuple[Path, ...]]
-    """Images and folders."""
+    """Images and folders; with --format parquet also lists, tar shards and Parquet files."""
     out: Path
     """Folder for the feature files."""
     model: Model = None
     side: int | None = None
     """Longest side at which images are seen, network pixels."""
+    format: Literal["safetensors", "parquet"] = "safetensors"
+    """safetensors: all features of an image in a file of its own; parquet: descriptors cell by
+    cell, some hundred photos a file (the scale extra)."""
+    budget: int | None = None
+    """Parquet: keep so many cells of an image, confident ones spread out; by default all."""
+    kind: Literal["half", "int8"] = "int8"
+    """Parquet: how descriptors are stored; int8 is times 127, rounded."""
+    engine: Literal["here", "ray"] = "here"
+    """Parquet: this process (of torchrun's, its share), or workers on Ray (the scale extra)."""
+    address: str | None = None
+    """Parquet, Ray: of a cluster, such as 10.0.0.1:6379, or auto; by default this machine."""
+    workers: int | None = None
+    """Parquet: files made at the same time; by default one a core, or one a GPU."""
+    shard: int = 256
+    """Parquet: photos a file; a lost worker costs no more."""
     batch: int = 16
     """Images per pass."""
     tiles: Tiles = False
@@ -108,18 +125,45 @@ class Extract:
     json: Json = False
 
     def run(self) -> None:
-        from surefeat.model.extract import extract_to_folder
+        done: Extracted | CellsWritten
+        if self.format == "parquet":
+            done = self._tables()
+        else:
+            from surefeat.model.extract import extract_to_folder
 
-        done = extract_to_folder(
-            self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
-            tiles=self.tiles, device=self.device, quiet=self.json,
-        )  # fmt: skip
+            self._refuse_table_options()
+            done = extract_to_folder(
+                self.images, self.out, model=self.model, longest_side=self.side, batch=self.batch,
+                tiles=self.tiles, device=self.device, quiet=self.json,
+            )  # fmt: skip
         result = asdict(done)
         if not self.json:
             listed = f", listed in {done.listed}" if done.listed else ""
             result = result | {"skipped": f"{len(done.skipped)}{listed}"}
             del result["listed"]
         say(result, to_script=self.json)
+
+    def _tables(self) -> CellsWritten:
+        from surefeat.index.engines import write_cells
+        from surefeat.index.shards import CellSettings
+
+        settings = CellSettings(
+            kind=self.kind, budget=self.budget, photos=self.shard, batch=self.batch,
+            longest_side=self.side, tiles=self.tiles,
+        )  # fmt: skip
+        return write_cells(
+            self.images, self.out, model=self.model, settings=settings, engine=self.engine,
+            address=self.address, workers=self.workers, device=self.device, quiet=self.json,
+        )  # fmt: skip
+
+    def _refuse_table_options(self) -> None:
+        """An option that would have no effect is a misunderstanding."""
+        asked = {"engine": self.engine != "here", "kind": self.kind != "int8"}
+        for name in ("budget", "address", "workers"):
+            asked[name] = getattr(self, name) is not None
+        if any(asked.values()):
+            name = next(name for name, given in asked.items() if given)
+            raise ValueError(f"--{name} is for tables of cells; add --format parquet")
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ threads, and its batches are its own.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Literal, Protocol
@@ -26,6 +28,9 @@ from surefeat.index.shards import CellsAbout, CellSettings, shard_file, write_ab
 from surefeat.model.network import DenseFeatures
 
 Engine = Literal["here", "ray"]
+
+# Seconds after which a file that is still half-written is nobody's.
+_ABANDONED = 3600
 
 Told = Callable[[ShardReport], None]
 """Is told of every shard when it is there."""
@@ -91,28 +96,45 @@ def write_cells(
     jobs = (plan or plan_shards)(photos, out, count=maker.settings.photos)
     named = [os.path.abspath(source) for source in sources]
     about = maker.about(shards=len(jobs), photos=len(photos), sources=named)
-    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    if engine == "ray":
-        from surefeat.index.ray_engine import make_on_ray
-
-        world, rank, mine = 1, 0, jobs
-        made = make_on_ray(maker, jobs, about, address=address, workers=workers, device=device)
-    else:
-        mine = jobs[rank::world]
-        made = make_here(maker, mine, about, workers=workers)
-    write_about(out, about)
-    if rank == 0:
-        _remove_surplus(out, len(jobs))
-    reports = []
-    total = sum(len(job.photos) for job in mine)
-    hidden = quiet or rank > 0
-    with progress.bar(total=total, desc="extracting", unit="img", quiet=hidden) as bar:
-        for report in made:
-            reports.append(report)
-            bar.update(report.photos)
-            if told is not None:
-                told(report)
+    rank, mine = (0, jobs) if engine == "ray" else _own_share(jobs)
+    with _workers(maker, about, engine, address, workers, device) as make:
+        write_about(out, about)
+        if rank == 0:
+            _remove_surplus(out, len(jobs))
+        reports = []
+        total, hidden = sum(len(job.photos) for job in mine), quiet or rank > 0
+        with progress.bar(total=total, desc="extracting", unit="img", quiet=hidden) as bar:
+            for report in make(mine):
+                reports.append(report)
+                bar.update(report.photos)
+                if told is not None:
+                    told(report)
     return _summary(out, len(jobs), reports, rank=rank)
+
+
+def _own_share(jobs: Sequence[ShardJob]) -> tuple[int, Sequence[ShardJob]]:
+    """This process's number among torchrun's, and its shards; of one alone, all."""
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    return rank, jobs[rank::world]
+
+
+@contextmanager
+def _workers(
+    maker: CellMaker,
+    about: CellsAbout,
+    engine: Engine,
+    address: str | None,
+    workers: int | None,
+    device: str | torch.device | None,
+) -> Iterator[Callable[[Sequence[ShardJob]], Iterator[ShardReport]]]:
+    """Who makes shards; nothing is written before they are there."""
+    if engine == "here":
+        yield partial(make_here, maker, about, workers=workers)
+        return
+    from surefeat.index.ray_engine import ray_workers
+
+    with ray_workers(maker.model, address=address, workers=workers, device=device) as cluster:
+        yield partial(cluster.make, maker, about)
 
 
 def _check_asked(engine: str, address: str | None, workers: int | None) -> None:
@@ -136,15 +158,21 @@ def plan_shards(photos: Sequence[ListedPhoto], out: Path, *, count: int) -> list
 
 
 def _remove_surplus(out: Path, shards: int) -> None:
-    """Shards beyond the last one, of photos that are no longer there, would be read along."""
+    """Shards beyond the last one, of photos that are no longer there, would be read along.
+
+    What killed writers left half-done goes too, once nobody can still be writing it.
+    """
     planned = {shard_file(out, number).name for number in range(shards)}
-    for file in out.glob(shard_file(out, 0).name.replace("000000", "*")):
+    for file in out.glob("cells-*.parquet"):
         if file.name not in planned:
             file.unlink(missing_ok=True)
+    for part in out.glob(".cells-*.part"):
+        if part.stat().st_mtime < time.time() - _ABANDONED:
+            part.unlink(missing_ok=True)
 
 
 def make_here(
-    maker: CellMaker, jobs: Sequence[ShardJob], about: CellsAbout, *, workers: int | None = None
+    maker: CellMaker, about: CellsAbout, jobs: Sequence[ShardJob], *, workers: int | None = None
 ) -> Iterator[ShardReport]:
     """Shards made by threads of this process, each one by one thread; in no fixed order.
 
