@@ -33,8 +33,9 @@ from surefeat.core.geometry import cell_centres
 from surefeat.core.image import resize
 from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
 from surefeat.index.cells import Projection, described, fit_projection, kept_cells
+from surefeat.index.search import faiss_of
 from surefeat.index.shards import SCALE
-from surefeat.index.store import BUDGET, DIMENSION, FITTED, faiss_of
+from surefeat.index.store import BUDGET, DIMENSION, FITTED
 from surefeat.match.large import best_parts, cut_part, moved_back
 from surefeat.match.points import match_points, quality, spread
 from surefeat.match.search import prepare

@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from surefeat.core.files import environment, write_json
+from surefeat.index.search import EXACT, faiss_of, import_faiss, nearest_per_photo
 from surefeat.index.shards import SCALE
-from surefeat.index.store import BUDGET, DIMENSION, EXACT, faiss_of, import_faiss, nearest_per_photo
+from surefeat.index.store import BUDGET, DIMENSION
 
 
 def cells(count: int, generator: torch.Generator) -> Any:

@@ -24,7 +24,7 @@ from surefeat.core.image import ImageError, ImageLike, load, printable
 from surefeat.data.decode import Place, Skipped, SourceError
 from surefeat.index.cells import described
 from surefeat.index.photos import ListedPhoto, list_photos, read_photo
-from surefeat.index.store import CellHit, PartIndex, Search
+from surefeat.index.search import CellHit, PartIndex, Search
 from surefeat.match.large import Part, cut_part
 from surefeat.match.points import check_inside, match_points
 from surefeat.model.features import Features, stack_points
