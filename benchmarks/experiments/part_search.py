@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -381,7 +382,7 @@ def jitter(vectors: Tensor, amount: float, generator: torch.Generator) -> Tensor
 
 
 def study_large(data: Path, model: DenseFeatures, cases: int, size: tuple[int, int]) -> list[Any]:
-    """A bird of 160 pixels, its parts about 40, among 200 photos of other things as one photo."""
+    """A bird of 160 pixels, its parts about 40, among photos of other things, as one large photo."""
     birds = read_coco(data / "cub-dev/keypoints.json", images=data / "cub-dev/photos").objects
     things = read_coco(data / "pascal3d/keypoints_val.json", images=data / "voc").objects
     rng = random.Random(3)
@@ -431,6 +432,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--part", required=True,
                         choices=("vectors", "budget", "verify", "recall", "large"))  # fmt: skip
+    parser.add_argument("--sets", nargs="+", choices=tuple(SETS), help="default: all of the part's")
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--cases", type=int, default=3)
     parser.add_argument("--size", type=int, nargs=2, default=(4000, 6000))
@@ -441,14 +443,18 @@ def main() -> None:
     if given.part == "large":
         numbers: Any = study_large(given.data, model, given.cases, tuple(given.size))
     else:
-        sets = {name: read_set(given.data, given.cache, name, model) for name in names}
+        chosen = given.sets or names
+        sets = {name: read_set(given.data, given.cache, name, model) for name in chosen}
         study = {"vectors": study_vectors, "budget": study_budget, "verify": study_verify,
                  "recall": study_recall}[given.part]  # fmt: skip
         numbers = study(sets, given.queries)
     stored = json.loads(given.out.read_text()) if given.out.exists() else {}
-    about = {"environment": environment("cpu"), "weights_sha256": model.weights_hash(),
+    about = {"environment": environment("cpu") | {"load": round(os.getloadavg()[0], 1)},
+             "weights_sha256": model.weights_hash(),
              "settings": {"budget": BUDGET, "dimension": DIMENSION, "near": NEAR, "top": TOP,
                           "queries": given.queries}}  # fmt: skip
+    if given.part in ("vectors", "budget", "verify"):  # set by set, where asked so
+        numbers = stored.get(given.part, {}).get("numbers", {}) | numbers
     stored[given.part] = {"numbers": numbers, **about}
     write_json(given.out, stored)
 

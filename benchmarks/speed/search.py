@@ -3,12 +3,14 @@
     python benchmarks/speed/search.py --out results/speed/search.json
 
 Cells are random unit vectors around as many centres as there are photos: how alike they are does
-not change how long exact search takes, and faiss little. One thread. Times of a query are medians.
+not change how long exact search takes, and faiss little. One thread. Times of a query are medians;
+the load of the machine stands beside them.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -78,7 +80,8 @@ def main() -> None:
         "build, s": round(built, 1), "bytes a vector": round(stored / given.cells, 1),
         "query for 1,000 cells, ms": median_ms(lambda n: index.search(one[n : n + 1], 1000), 50),
     }  # fmt: skip
-    write_json(given.out, result | {"environment": environment("cpu")})
+    about = environment("cpu") | {"load": round(os.getloadavg()[0], 1)}
+    write_json(given.out, result | {"environment": about})
     print(result)
 
 
