@@ -382,7 +382,7 @@ def jitter(vectors: Tensor, amount: float, generator: torch.Generator) -> Tensor
 
 
 def study_large(data: Path, model: DenseFeatures, cases: int, size: tuple[int, int]) -> list[Any]:
-    """A bird of 160 pixels, its parts about 40, among photos of other things, as one large photo."""
+    """A bird of 160 pixels, its parts about 40, among photos of other things as one large one."""
     birds = read_coco(data / "cub-dev/keypoints.json", images=data / "cub-dev/photos").objects
     things = read_coco(data / "pascal3d/keypoints_val.json", images=data / "voc").objects
     rng = random.Random(3)
