@@ -255,9 +255,9 @@ def rules(features: Features, image: Tensor, budget: int) -> dict[str, Tensor]:
     ys, xs = (((torch.arange(n) + 0.5) * m / n).long() for n, m in ((high, rows), (wide, columns)))
     grid = torch.cartesian_prod(ys, xs) @ torch.tensor([columns, 1])
     ranked = {
-        "confidence, near the middle (default)": sure,
+        "confidence, near the middle": sure,
         "near the middle, without confidence": middle,
-        "confidence alone": features.confidence_at(points),
+        "confidence (default)": features.confidence_at(points),
         "edge energy": edges.flatten(),
         "edge energy, near the middle": edges.flatten() * middle,
     }
