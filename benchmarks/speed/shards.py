@@ -20,7 +20,7 @@ import signal
 import tempfile
 import time
 import tracemalloc
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ import torch
 from surefeat.core.files import environment, file_hash, write_json
 from surefeat.core.image import prepare
 from surefeat.data.drawn import write_folder
-from surefeat.index.engines import Engine, write_cells
-from surefeat.index.maker import ShardReport
+from surefeat.index.engines import Engine, plan_shards, write_cells
+from surefeat.index.maker import CellMaker, ShardReport
 from surefeat.index.photos import list_photos
+from surefeat.index.ray_engine import ShardWorker
 from surefeat.index.shards import CellSettings, Kind, read_cells
 from surefeat.model.config import WEIGHTS, ModelConfig, model_folder
 from surefeat.model.network import DenseFeatures
@@ -43,7 +44,8 @@ SMALL = ModelConfig(trunk="small", head="linear", channels=32, longest_side=96)
 DISTINCT = 200
 """Of the many small photos; the others are the same files under other names."""
 MILLIONS = 10_000_000
-PARTS = ("routes", "bytes", "many", "many on Ray")
+PARTS = ("routes", "paired", "bytes", "many", "many on Ray")
+PAIRED = replace(SETTINGS, photos=4)
 
 
 def used_by(process: int) -> tuple[float, float]:
@@ -150,6 +152,44 @@ def routes(photos: Path, root: Path, *, repeats: int) -> dict[str, Any]:
     return results
 
 
+def paired(photos: Path, root: Path) -> dict[str, Any]:
+    """Every shard by this process and at once again by a worker on Ray, which comes first in turns.
+
+    What else the machine does meets both alike, so the medians of the quotients can be trusted.
+    """
+    import ray
+
+    maker = CellMaker(DenseFeatures.from_pretrained(device="cpu"), PAIRED)
+    jobs = plan_shards(list_photos([photos]), root / "here", count=PAIRED.photos)
+    about = maker.about(shards=len(jobs), photos=0)
+    worker = ray.remote(num_cpus=1)(ShardWorker).remote(ray.put(maker), "cpu")
+    process = ray.get(worker.make.remote(replace(jobs[0], file=root / "first"), about)).process
+    maker.make(replace(jobs[0], file=root / "second"), about)
+    rows: dict[str, list[tuple[float, float]]] = {"here": [], "ray": []}
+    for number, job in enumerate(jobs[1:]):
+        other = replace(job, file=root / "ray" / job.file.name)
+        for route in ("here", "ray") if number % 2 else ("ray", "here"):
+            asked = os.getpid() if route == "here" else process
+            before, start = used_by(asked)[0], time.perf_counter()
+            if route == "here":
+                maker.make(job, about)
+            else:
+                ray.get(worker.make.remote(other, about))
+            rows[route].append((time.perf_counter() - start, used_by(asked)[0] - before))
+    ratios = np.array(rows["ray"]) / np.array(rows["here"])
+    quarters = {
+        name: [float(np.quantile(ratios[:, column], share)) for share in (0.25, 0.5, 0.75)]
+        for column, name in enumerate(("seconds", "processor seconds"))
+    }
+    return {
+        "shards": len(ratios), "photos a shard": PAIRED.photos,
+        "Ray beside this process, quartiles": quarters,
+        "same bytes": all(
+            job.file.read_bytes() == (root / "ray" / job.file.name).read_bytes() for job in jobs[1:]
+        ),
+    }  # fmt: skip
+
+
 def killed(photos: Path, root: Path) -> dict[str, Any]:
     """One of two workers is killed when its first shard is there and its second begun."""
     watch, out = Watch(kill_after=1), root / "killed"
@@ -248,20 +288,29 @@ def on_paper(metrics: dict[str, Any]) -> dict[str, float]:
     } | sizes
 
 
+def photos_of(part: str, options: Any) -> int:
+    """How many photos a part looks at."""
+    if part.startswith("many"):
+        return int(options.many)
+    return int(options.count) if part in ("routes", "paired") else int(options.count) // 3
+
+
 def measured(part: str, listed: list[Path], root: Path, options: Any) -> dict[str, Any]:
     """One part of the benchmark."""
-    count = options.count if part == "routes" else options.count // 3
+    count = min(len(listed), photos_of(part, options))
     some = root / "some"
     some.mkdir()
+    if part == "many":
+        return many(root, count=options.many, engine="here")
     for path in listed[:: max(1, len(listed) // count)][:count]:
         shutil.copy2(path, some / path.name)
     if part == "bytes":
         return bytes_by_kind(some, root) | {"decoding, processor seconds a photo": decoding(some)}
-    if part == "many":
-        return many(root, count=options.many, engine="here")
     started = {"seconds to start Ray": start_ray(2)}
     if part == "many on Ray":
         return many(root, count=options.many, engine="ray")
+    if part == "paired":
+        return paired(some, root)
     done = routes(some, root, repeats=options.repeats)
     return started | done | {"one worker killed": killed(some, root)}
 
@@ -288,8 +337,11 @@ def main() -> None:
         print(part, metrics[part], flush=True)
     if {"bytes", "many"} <= metrics.keys():
         metrics["ten million photos, on paper"] = on_paper(metrics)
+    photos = known.get("config", {}).get("photos", {}) | {
+        part: photos_of(part, options) for part in ([options.part] if options.part else PARTS)
+    }
     config = {
-        "routes": asdict(SETTINGS), "photos": options.count, "repeats": options.repeats,
+        "routes": asdict(SETTINGS), "photos": photos, "repeats": options.repeats,
         "source": options.photos.name, "threads a worker": 1, "device": "cpu",
         "many": {"model": asdict(SMALL), "budget": 16, "distinct files": DISTINCT},
     }  # fmt: skip
