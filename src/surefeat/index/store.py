@@ -32,8 +32,8 @@ from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 
 DIMENSION = 128
-"""Numbers of a vector, a byte each. On birds and PASCAL3D+ 256 are no better, 64 worse, and the
-descriptors alone, 128 numbers too, find half as many parts of PASCAL3D+ (docs/search.md)."""
+"""Numbers of a vector, a byte each. On birds and PASCAL3D+ 256 are hardly better, 64 worse, and
+the descriptors alone, 128 numbers too, find far fewer parts of PASCAL3D+ (docs/search.md)."""
 
 BUDGET = 100
 """Cells kept of a photo."""
