@@ -5,7 +5,7 @@
 
 Parts: vectors (on the development sets), budget and verify (on others), recall (faiss beside exact
 search at a million cells), large (a small bird in a photo of 6,000 pixels). Each adds its numbers
-to the file. Features are extracted once, into the cache; two hours in all on one core.
+to the file. Features are extracted once, into the cache; half an hour in all on one core.
 
 A query is a labelled keypoint. Every photo but its own gives its best cell; of the ten best photos
 the share counts whose place lies within a tenth of the box's longer side of the same keypoint of an
@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,9 +33,10 @@ from surefeat.core.files import environment, write_json
 from surefeat.core.geometry import cell_centres
 from surefeat.core.image import resize
 from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
-from surefeat.index.cells import Projection, described, fit_projection
+from surefeat.index.cells import Projection, described, fit_projection, kept_cells
+from surefeat.index.search import faiss_of
 from surefeat.index.shards import SCALE
-from surefeat.index.store import BUDGET, DIMENSION, FITTED, faiss_of, nearest_per_photo
+from surefeat.index.store import BUDGET, DIMENSION, FITTED
 from surefeat.match.large import best_parts, cut_part, moved_back
 from surefeat.match.points import match_points, quality, spread
 from surefeat.match.search import prepare
@@ -156,36 +157,55 @@ Describe = Callable[[Features, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """The cells of all photos that are kept, as an index stores them."""
+class Cells:
+    """All cells of all photos, and how like each query they are."""
 
     points: Tensor
-    vectors: Any
-    photo: Any
+    """(N, 2)."""
+    photo: Tensor
+    """(N,) whose they are."""
+    first: list[int]
+    """The first cell of every photo."""
+    scores: Tensor
+    """(Q, N)."""
 
     @staticmethod
-    def of(photos: Photos, places: Sequence[Tensor], describe: Describe, *, small: bool) -> Kept:
+    def of(photos: Photos, queries: Sequence[Query], describe: Describe, *, small: bool) -> Cells:
+        places = [cell_points(features) for features in photos.features]
         pairs = zip(photos.features, places, strict=True)
         vectors = torch.cat([describe(features, points) for features, points in pairs])
-        stored = (vectors * SCALE).round().to(torch.int8) if small else vectors
-        owners = np.repeat(np.arange(len(places), dtype=np.int32), [len(p) for p in places])
-        return Kept(torch.cat(list(places)), stored.numpy(), owners)
+        if small:  # as an index stores them
+            vectors = F.normalize((vectors * SCALE).round(), dim=1)
+        asked = torch.cat(
+            [describe(photos.features[n], item.points[k][None]) for n, item, k in queries]
+        )
+        counts = torch.tensor([len(points) for points in places])
+        owners = torch.arange(len(places)).repeat_interleave(counts)
+        first = (counts.cumsum(0) - counts).tolist()
+        return Cells(torch.cat(places), owners, first, asked @ vectors.T)
 
-    def best_photos(self, vector: Tensor, own: int, photos: int, top: int) -> list[tuple[int, int]]:
-        """The best photos but one's own, each with its best cell."""
-        scores, cells = nearest_per_photo(vector, self.vectors, self.photo, photos)
-        scores[own] = -torch.inf
-        order = scores.topk(top).indices.tolist()
-        return [(photo, int(cells[photo])) for photo in order]
+    def best(
+        self, row: int, own: int, top: int, kept: Tensor | None = None
+    ) -> list[tuple[int, int]]:
+        """The best photos but one's own, each with its best cell, of those kept (N,)."""
+        scores = self.scores[row] if kept is None else self.scores[row].masked_fill(~kept, -2.0)
+        best = torch.full((len(self.first),), -2.0)
+        best = best.scatter_reduce(0, self.photo, scores, "amax")
+        best[own] = -3.0
+        ends = [*self.first[1:], len(self.photo)]
+        return [
+            (photo, self.first[photo] + int(scores[self.first[photo] : ends[photo]].argmax()))
+            for photo in best.topk(top).indices.tolist()
+        ]
 
 
-def precision(photos: Photos, kept: Kept, queries: Sequence[Query], describe: Describe) -> float:
+def precision(
+    photos: Photos, cells: Cells, queries: Sequence[Query], kept: Tensor | None = None
+) -> float:
     total = 0
-    for query in queries:
-        number, item, part = query
-        asked = describe(photos.features[number], item.points[part][None])
-        for photo, cell in kept.best_photos(asked, number, len(photos.features), TOP):
-            total += photos.is_right(photo, query, kept.points[cell])
+    for row, query in enumerate(queries):
+        for photo, cell in cells.best(row, query[0], TOP, kept):
+            total += photos.is_right(photo, query, cells.points[cell])
     return round(100 * total / TOP / len(queries), 2)
 
 
@@ -207,18 +227,17 @@ def study_vectors(sets: dict[str, Photos], count: int) -> dict[str, Any]:
         for dimension in (64, 128, 256):
             matrix = fit(photos, dimension)
             ways[f"all layers projected, {dimension}"] = lambda f, p, m=matrix: described(f, p, m)
-        places = [cell_points(features) for features in photos.features]
-        table[name] = {"photos": len(places), "queries": len(queries),
+        table[name] = {"photos": len(photos.features), "queries": len(queries),
                        "possible": round(100 * photos.possible(queries), 2)}  # fmt: skip
         for way, describe in ways.items():
-            kept = Kept.of(photos, places, describe, small=False)
-            table[name][way] = precision(photos, kept, queries, describe)
+            cells = Cells.of(photos, queries, describe, small=False)
+            table[name][way] = precision(photos, cells, queries)
             print(name, way, table[name][way], flush=True)
     return table
 
 
 def rules(features: Features, image: Tensor, budget: int) -> dict[str, Tensor]:
-    """Points that each rule keeps of a photo."""
+    """Cells that each rule keeps of a photo."""
     points = cell_points(features)
     side = prepare(features, descriptor_weight=1.0, lower_weight=0.0)
     side = type(side)(features, side.weights, side.size, points, points.new_empty(0, 0))
@@ -236,14 +255,14 @@ def rules(features: Features, image: Tensor, budget: int) -> dict[str, Tensor]:
     ys, xs = (((torch.arange(n) + 0.5) * m / n).long() for n, m in ((high, rows), (wide, columns)))
     grid = torch.cartesian_prod(ys, xs) @ torch.tensor([columns, 1])
     ranked = {
-        "confidence, near the middle (default)": sure,
+        "confidence, near the middle": sure,
         "near the middle, without confidence": middle,
-        "confidence alone": features.confidence_at(points),
+        "confidence (default)": features.confidence_at(points),
         "edge energy": edges.flatten(),
         "edge energy, near the middle": edges.flatten() * middle,
     }
-    kept = {name: points[spread(values, points, count=budget)] for name, values in ranked.items()}
-    return kept | {"even grid": points[torch.unique(grid)]}
+    kept = {name: spread(values, points, count=budget) for name, values in ranked.items()}
+    return kept | {"even grid": torch.unique(grid)}
 
 
 def study_budget(sets: dict[str, Photos], count: int) -> dict[str, Any]:
@@ -254,24 +273,25 @@ def study_budget(sets: dict[str, Photos], count: int) -> dict[str, Any]:
         def describe(features: Features, points: Tensor, matrix: Projection = projection) -> Tensor:
             return described(features, points, matrix)
 
-        every = [cell_points(features) for features in photos.features]
-        whole = Kept.of(photos, every, describe, small=True)
+        cells = Cells.of(photos, queries, describe, small=True)
         entry: dict[str, Any] = {
-            "photos": len(every), "queries": len(queries),
-            "cells a photo": round(len(whole.points) / len(every), 1),
+            "photos": len(photos.features), "queries": len(queries),
+            "cells a photo": round(len(cells.points) / len(photos.features), 1),
             "possible": round(100 * photos.possible(queries), 2),
-            "all cells": precision(photos, whole, queries, describe),
+            "all cells": precision(photos, cells, queries),
         }  # fmt: skip
         print(name, entry, flush=True)
         images = [items[0].read() for items in photos.objects]
         for budget in (BUDGET, BUDGET // 4):
             pairs = zip(photos.features, images, strict=True)
-            kept = [rules(features, image, budget) for features, image in pairs]
-            for rule in kept[0]:
-                cells = Kept.of(photos, [one[rule] for one in kept], describe, small=True)
-                share = precision(photos, cells, queries, describe)
+            chosen = [rules(features, image, budget) for features, image in pairs]
+            for rule in chosen[0]:
+                kept = torch.zeros(len(cells.points), dtype=torch.bool)
+                for start, one in zip(cells.first, chosen, strict=True):
+                    kept[start + one[rule]] = True
+                share = precision(photos, cells, queries, kept)
                 entry.setdefault(f"{budget} cells", {})[rule] = share
-                print(name, budget, rule, share, len(cells.points), flush=True)
+                print(name, budget, rule, share, int(kept.sum()), flush=True)
         table[name] = entry
     return table
 
@@ -285,20 +305,21 @@ def study_verify(sets: dict[str, Photos], count: int, looked_at: int = 20) -> di
         def describe(features: Features, points: Tensor, matrix: Projection = projection) -> Tensor:
             return described(features, points, matrix)
 
-        places = [rules_default(features) for features in photos.features]
-        kept = Kept.of(photos, places, describe, small=True)
+        cells = Cells.of(photos, queries, describe, small=True)
+        kept = torch.zeros(len(cells.points), dtype=torch.bool)
+        for start, features in zip(cells.first, photos.features, strict=True):
+            kept[start + kept_cells(features, budget=BUDGET).number] = True
         shares = {"unverified": 0, "matched places, same order": 0, "verified": 0,
                   "verified, cells' own places": 0}  # fmt: skip
         said: list[tuple[float, bool]] = []
-        for query in tqdm(queries, desc=name):
+        for row, query in enumerate(tqdm(queries, desc=name)):
             number, item, part = query
             mine, point = photos.features[number], item.points[part][None]
-            asked = describe(mine, point)
             hits = []
-            for photo, cell in kept.best_photos(asked, number, len(photos.features), looked_at):
+            for photo, cell in cells.best(row, number, looked_at, kept):
                 match = match_points(mine, photos.features[photo], point)
                 assert match.probability is not None
-                own = photos.is_right(photo, query, kept.points[cell])
+                own = photos.is_right(photo, query, cells.points[cell])
                 matched = photos.is_right(photo, query, match.points1[0])
                 hits.append((float(match.probability[0]), own, matched))
             ranked = sorted(hits, key=lambda hit: -hit[0])
@@ -317,12 +338,6 @@ def study_verify(sets: dict[str, Photos], count: int, looked_at: int = 20) -> di
         table[name] = entry
         print(name, entry, flush=True)
     return table
-
-
-def rules_default(features: Features) -> Tensor:
-    from surefeat.index.cells import kept_cells
-
-    return kept_cells(features, budget=BUDGET).points
 
 
 def study_recall(sets: dict[str, Photos], count: int, cells: int = 1_000_000) -> dict[str, Any]:
@@ -367,7 +382,7 @@ def jitter(vectors: Tensor, amount: float, generator: torch.Generator) -> Tensor
 
 
 def study_large(data: Path, model: DenseFeatures, cases: int, size: tuple[int, int]) -> list[Any]:
-    """A bird of 160 pixels, its parts about 40, among 200 photos of other things as one photo."""
+    """A bird of 160 pixels, its parts about 40, among photos of other things as one large one."""
     birds = read_coco(data / "cub-dev/keypoints.json", images=data / "cub-dev/photos").objects
     things = read_coco(data / "pascal3d/keypoints_val.json", images=data / "voc").objects
     rng = random.Random(3)
@@ -417,6 +432,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--part", required=True,
                         choices=("vectors", "budget", "verify", "recall", "large"))  # fmt: skip
+    parser.add_argument("--sets", nargs="+", choices=tuple(SETS), help="default: all of the part's")
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--cases", type=int, default=3)
     parser.add_argument("--size", type=int, nargs=2, default=(4000, 6000))
@@ -427,14 +443,18 @@ def main() -> None:
     if given.part == "large":
         numbers: Any = study_large(given.data, model, given.cases, tuple(given.size))
     else:
-        sets = {name: read_set(given.data, given.cache, name, model) for name in names}
+        chosen = given.sets or names
+        sets = {name: read_set(given.data, given.cache, name, model) for name in chosen}
         study = {"vectors": study_vectors, "budget": study_budget, "verify": study_verify,
                  "recall": study_recall}[given.part]  # fmt: skip
         numbers = study(sets, given.queries)
     stored = json.loads(given.out.read_text()) if given.out.exists() else {}
-    about = {"environment": environment("cpu"), "weights_sha256": model.weights_hash(),
+    about = {"environment": environment("cpu") | {"load": round(os.getloadavg()[0], 1)},
+             "weights_sha256": model.weights_hash(),
              "settings": {"budget": BUDGET, "dimension": DIMENSION, "near": NEAR, "top": TOP,
                           "queries": given.queries}}  # fmt: skip
+    if given.part in ("vectors", "budget", "verify"):  # set by set, where asked so
+        numbers = stored.get(given.part, {}).get("numbers", {}) | numbers
     stored[given.part] = {"numbers": numbers, **about}
     write_json(given.out, stored)
 

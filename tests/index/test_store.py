@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefeat.data.drawn import write_folder
-from surefeat.index import store
+from surefeat.index import search, store
 from surefeat.index.cells import Projection, described, fit_projection
+from surefeat.index.search import PartIndex, build_faiss, faiss_of, nearest_per_photo
 from surefeat.index.shards import read_cells, shard_file
-from surefeat.index.store import PartIndex, faiss_of, index_photos, nearest_per_photo
+from surefeat.index.store import index_photos
 from surefeat.model.network import DenseFeatures
 from tiny import feature_model, write
 
@@ -70,7 +71,7 @@ def random_unit(count: int, size: int, seed: int) -> Tensor:
 
 
 def test_exact_search_is_what_a_loop_over_all_cells_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_CHUNK", 37)
+    monkeypatch.setattr(search, "_CHUNK", 37)
     vectors = (random_unit(300, 16, 0) * 127).round().to(torch.int8).numpy()
     photo = np.sort(np.random.default_rng(0).integers(0, 20, 300)).astype(np.int32)
     photo[photo == 7] = 8  # a photo without cells
@@ -175,7 +176,7 @@ def test_a_grown_index_is_the_one_built_at_once_and_only_new_photos_are_seen(
     assert (again.written, len(seen)) == (0, 7)
     # At once, with the projection that the first photos gave.
     (tmp_path / "whole").mkdir()
-    shutil.copy2(out / store.PROJECTION, tmp_path / "whole")
+    shutil.copy2(out / search.PROJECTION, tmp_path / "whole")
     index_photos([photos], tmp_path / "whole", model=model, budget=20, quiet=True)
     assert rows(out) == rows(tmp_path / "whole")
 
@@ -223,8 +224,9 @@ def _small_shards(**given: object) -> object:
 def listed(index: Path, model: DenseFeatures, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An index with more cells than are searched one by one."""
     pytest.importorskip("faiss")
+    monkeypatch.setattr(search, "EXACT", 100)
     monkeypatch.setattr(store, "EXACT", 100)
-    store.build_faiss(index)
+    build_faiss(index)
     return index
 
 
@@ -232,7 +234,7 @@ def test_many_cells_are_searched_with_faiss_as_few_are_exactly(
     listed: Path, model: DenseFeatures, drawn: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = PartIndex.open(listed, weights=model.weights_hash())
-    monkeypatch.setattr(store, "EXACT", 1000)
+    monkeypatch.setattr(search, "EXACT", 1000)
     exact = PartIndex.open(listed, weights=model.weights_hash())
     assert (lists.search, exact.search) == ("faiss", "exact")
     features = model.extract(sorted(drawn.glob("*.png"))[3])[0]
@@ -253,30 +255,30 @@ def refused(index: Path, model: DenseFeatures, *words: str) -> None:
 
 
 def test_a_damaged_or_foreign_search_file_is_refused(listed: Path, model: DenseFeatures) -> None:
-    whole = (listed / store.FAISS).read_bytes()
+    whole = (listed / search.FAISS).read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
     for data in (b"", whole[:-1], bytes(flipped), b"not an index"):
-        (listed / store.FAISS).write_bytes(data)
-        refused(listed, model, "damaged", store.FAISS)
-    (listed / store.FAISS).write_bytes(whole)
+        (listed / search.FAISS).write_bytes(data)
+        refused(listed, model, "damaged", search.FAISS)
+    (listed / search.FAISS).write_bytes(whole)
     PartIndex.open(listed, weights=model.weights_hash())
-    (listed / store.PLACES).write_bytes(b"")
-    refused(listed, model, "damaged", store.PLACES)
-    record = json.loads((listed / store.RECORD).read_text())
-    (listed / store.RECORD).write_text(json.dumps(record | {"made_from": "others"}))
+    (listed / search.PLACES).write_bytes(b"")
+    refused(listed, model, "damaged", search.PLACES)
+    record = json.loads((listed / search.RECORD).read_text())
+    (listed / search.RECORD).write_text(json.dumps(record | {"made_from": "others"}))
     refused(listed, model, "other shards")
     for text in ("[]", "{", '{"format": "another"}'):
-        (listed / store.RECORD).write_text(text)
+        (listed / search.RECORD).write_text(text)
         refused(listed, model, "not ours")
 
 
 def test_the_search_file_is_made_once_and_anew_when_the_index_grows(
     listed: Path, model: DenseFeatures, drawn: Path, tmp_path: Path
 ) -> None:
-    before = (listed / store.FAISS).stat().st_mtime_ns
-    store.build_faiss(listed)
-    assert (listed / store.FAISS).stat().st_mtime_ns == before
+    before = (listed / search.FAISS).stat().st_mtime_ns
+    build_faiss(listed)
+    assert (listed / search.FAISS).stat().st_mtime_ns == before
     more = tmp_path / "more"
     shutil.copytree(drawn, more)
     shutil.copy2(next(more.glob("*.png")), more / "zz.png")
@@ -295,10 +297,10 @@ def test_an_index_of_another_model_or_none_at_all_is_refused(
         index_photos([drawn], index, model=small(6), budget=20, quiet=True)
     with pytest.raises(ValueError, match="--budget 20"):
         index_photos([drawn], index, model=model, budget=30, quiet=True)
-    Projection(torch.eye(112)[:, :12]).save(index / store.PROJECTION)
-    refused(index, model, store.PROJECTION)
-    (index / store.PROJECTION).unlink()
-    refused(index, model, store.PROJECTION)
+    Projection(torch.eye(112)[:, :12]).save(index / search.PROJECTION)
+    refused(index, model, search.PROJECTION)
+    (index / search.PROJECTION).unlink()
+    refused(index, model, search.PROJECTION)
     with pytest.raises(ValueError, match="anew"):
         index_photos([drawn], index, model=model, budget=20, quiet=True)
     with pytest.raises(ValueError, match="at least 1"):

@@ -73,7 +73,7 @@ class Find:
     def run(self) -> None:
         from surefeat.core.files import write_json
         from surefeat.index.find import find_part
-        from surefeat.index.store import PartIndex
+        from surefeat.index.search import PartIndex
         from surefeat.model.network import DenseFeatures
 
         point = _point(self.point)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from surefeat.core.files import pack_tensors, read_tensors, write_bytes
 from surefeat.core.geometry import cell_centres
-from surefeat.match.points import quality, spread
+from surefeat.match.points import spread
 from surefeat.match.search import Side
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
@@ -100,14 +100,15 @@ def all_cells(features: Features, *, projection: Projection | None = None) -> Ph
 def kept_cells(
     features: Features, *, budget: int, projection: Projection | None = None
 ) -> PhotoCells:
-    """Up to `budget` cells, confident, near the middle and spread out, in the photo's order.
+    """Up to `budget` cells, confident and spread out, in the photo's order.
 
-    They are chosen as matching chooses the points it is not given.
+    Unlike matching, where it chooses points itself, nothing counts more near the photo's middle: of
+    100 cells more of what is asked for is kept so (docs/search.md).
     """
     if budget < 1:
         raise ValueError(f"a budget of {budget} cells a photo keeps none; use at least 1")
     side = _side(features, projection)
-    chosen = spread(quality(side), side.points, count=budget)
+    chosen = spread(features.confidence_at(side.points), side.points, count=budget)
     return _chosen(side, chosen.sort().values, projection)
 
 

@@ -36,7 +36,7 @@ Told = Callable[[ShardReport], None]
 """Is told of every shard when it is there."""
 
 
-class Plan(Protocol):
+class ShardPlan(Protocol):
     """Photos -> shards of at most `count` of them, numbered from 0 on."""
 
     def __call__(
@@ -76,7 +76,7 @@ def write_cells(
     device: str | torch.device | None = None,
     quiet: bool = False,
     told: Told | None = None,
-    plan: Plan | None = None,
+    plan: ShardPlan | None = None,
 ) -> CellsWritten:
     """The cells of photos as shards below `out`; what is there and whole is not made again.
 

@@ -8,6 +8,7 @@ pixels.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from surefeat.core.image import ImageError, ImageLike, load, printable
 from surefeat.data.decode import Place, Skipped, SourceError
 from surefeat.index.cells import described
 from surefeat.index.photos import ListedPhoto, list_photos, read_photo
-from surefeat.index.store import CellHit, PartIndex, Search
+from surefeat.index.search import CellHit, PartIndex, Search
 from surefeat.match.large import Part, cut_part
 from surefeat.match.points import check_inside, match_points
 from surefeat.model.features import Features, stack_points
@@ -32,6 +33,10 @@ from surefeat.model.tiles import boxes_around, is_large, levels
 
 COUNT = 20
 """Photos that are looked at more closely and shown."""
+
+AGREE = 0.1
+"""Of the parts of a large photo, those count first in which matching leads to the cell that was
+found, up to this share of their longer side."""
 
 
 @dataclass(frozen=True)
@@ -191,24 +196,30 @@ def _verified(
         pictures[hit.photo] = pixels
         place = torch.tensor([hit.point])
         boxes = _looked_at(hit.size, place, model, tiles=tiles)
-        tried = [
-            _matched(view, model.extract(cut_part(pixels, box))[0], hit, box)
-            for box in boxes
-            for view in views
-        ]
-        done.append(max(tried, key=_sureness))
+        seen = [(box, model.extract(cut_part(pixels, box))[0]) for box in boxes]
+        tried = [_matched(view, features, hit, box) for box, features in seen for view in views]
+        done.append(max(tried, key=lambda one: one[0])[1])
     return done
 
 
-def _matched(view: _View, features: Features, hit: CellHit, box: Part) -> PartHit:
-    """The point matched into a part of a photo and back."""
+def _matched(
+    view: _View, features: Features, hit: CellHit, box: Part
+) -> tuple[tuple[bool, float], PartHit]:
+    """The point matched into a part of a photo and back.
+
+    First whether it leads to the cell that was found, and how sure that is.
+    """
     matches = match_points(view.features, features, view.point)
     x, y = (matches.points1[0].cpu() + torch.tensor(box[:2])).tolist()
     chance = None if matches.probability is None else float(matches.probability[0])
-    return replace(
+    checked = replace(
         _unverified(hit), point=(x, y), probability=chance, returns=bool(matches.mutual[0]),
         seen=box,
     )  # fmt: skip
+    reach = AGREE * max(box[2] - box[0] + 1, box[3] - box[1] + 1)
+    agrees = math.dist((x, y), hit.point) <= reach
+    sure = float(matches.trusted_score[0]) if chance is None else chance
+    return (agrees, sure), checked
 
 
 def _sureness(hit: PartHit) -> tuple[float, bool, float]:
