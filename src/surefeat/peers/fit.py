@@ -16,10 +16,18 @@ from surefeat.core.files import choose_device
 from surefeat.core.image import resize
 from surefeat.data.benchmarks import development_pairs, load_list
 from surefeat.data.decode import Canvas, Item, Skipped
-from surefeat.data.sources import find_images
+from surefeat.data.sources import LabelledImages, PhotoLabels, find_images, find_labels
 from surefeat.learn.runs import Run, alone
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import proposals_of
+from surefeat.peers.anchornet import (
+    AnchorConfig,
+    anchor_columns,
+    anchor_layers,
+    fit_reductions,
+    learn_anchornet,
+    photo_batches,
+)
 from surefeat.peers.fitting import (
     StoredPeer,
     frozen_vgg,
@@ -33,15 +41,18 @@ from surefeat.peers.gcnn import GcnnConfig, learn_gcnn
 from surefeat.peers.hog import fit_background
 from surefeat.peers.scnet import Kind, ScnetConfig, learn_scnet, teach_pairs
 
-Trained = Literal["hog", "gcnn", "scnet-a", "scnet-ag", "scnet-ag+"]
+Trained = Literal["hog", "gcnn", "scnet-a", "scnet-ag", "scnet-ag+", "anchornet"]
 
 NAMES: tuple[Trained, ...] = get_args(Trained)
 
-Settings = TypeVar("Settings", GcnnConfig, ScnetConfig)
+Settings = TypeVar("Settings", GcnnConfig, ScnetConfig, AnchorConfig)
 """Of a peer that learns: its own, with how long under `fit`."""
 
 SIDE = 224
 """Square at which rows see photos, pixels."""
+
+SAMPLED = 200_000
+"""Cells, about, from which AnchorNet's layers are reduced."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,8 @@ def fit_peer(
     init: Sequence[str | Path] = ("imagenet",),
     images: str | Path | None = None,
     keep: str | Path | None = None,
+    labels: str | Path | None = None,
+    categories: tuple[str, ...] | None = None,
     public: bool = False,
     start: str | Path | None = None,
     resume: bool = False,
@@ -90,6 +103,7 @@ def fit_peer(
 
     out: the run folder; `NAME=OUT` is then a row. init: weights of the ImageNet trunk. images and
     keep as of data.sources.find_images. resume: go on with the run in `out`, by its own settings.
+    labels, categories: of anchornet, as of data.sources.find_labels.
     scnet: `source` is PF-PASCAL's folder; public: its whole training list, of which a third shares
     images with test; start: a trained scnet-a, which the other two go on from.
     """
@@ -102,6 +116,9 @@ def fit_peer(
         kind = cast("Kind", name.removeprefix("scnet-"))
         config = ScnetConfig(kind=kind, public=public)
         return _fit_scnet(Path(source), task, config, start=load_peer(start) if start else None)
+    if name == "anchornet":
+        known = find_labels(source, labels=labels, images=images, keep=keep, categories=categories)
+        return _fit_anchornet(known, task)
     items = find_images(source, images=images, keep=keep)
     return _fit_hog(items, task) if name == "hog" else _fit_gcnn(items, task)
 
@@ -123,6 +140,42 @@ class Task:
         given = replace(usual, fit=replace(usual.fit, **asked))
         run = start_run(self.out, given, resume=self.resume, device=self.device)
         return run, run.settings(type(given))
+
+
+def _fit_anchornet(labelled: LabelledImages, task: Task) -> FittedPeer:
+    """Reduce the layers, learn the filters, then pack their maps."""
+    run, config = task.settings(AnchorConfig(classes=len(labelled.categories)))
+    images = labelled.labelled()
+    canvas = read_canvas([image.item for image in images], side=config.side, quiet=task.quiet)
+    about = note_photos(run, [image.item for image in images], canvas)
+    photos = torch.cat([
+        part.cpu() for part in _squares(canvas, device=task.device, quiet=task.quiet,
+                                        side=config.side)
+    ])  # fmt: skip
+    named = {image.item.name: image for image in images}
+    labels = label_table([named[name] for name in canvas.names], labelled.categories)
+    layers, digest = anchor_layers(task.init, device=task.device)
+    reductions = fit_reductions(
+        (layers(part) for part in photo_batches(photos, batch=16, device=task.device)),
+        count=config.channels, per_map=max(1, min(49, SAMPLED // len(photos))),
+        generator=torch.Generator().manual_seed(config.fit.seed),
+    )  # fmt: skip
+    columns_of, _ = anchor_columns(reductions, task.init, config, device=task.device)
+    about |= {"categories": list(labelled.categories), "trunk_sha256": digest}
+    loss = learn_anchornet(
+        columns_of, photos, labels, reductions, run, config, about=about, device=task.device,
+        quiet=task.quiet,
+    )  # fmt: skip
+    return FittedPeer(task.out, len(photos), config.fit.steps, loss, canvas.skipped)
+
+
+def label_table(images: Sequence[PhotoLabels], categories: Sequence[str]) -> Tensor:
+    """(P, N): 1 where a photo shows a category, -1 where not, 0 where only a difficult one."""
+    return torch.tensor([
+        [1.0 if name in image.labels else 0.0 if name in image.unsure else -1.0
+         for name in categories]
+        for image in images
+    ])  # fmt: skip
 
 
 def _fit_scnet(
@@ -174,12 +227,14 @@ def _fit_hog(items: Sequence[Item], task: Task) -> FittedPeer:
     return FittedPeer(task.out, len(canvas.pixels), 0, None, canvas.skipped)
 
 
-def _squares(canvas: Canvas, *, device: torch.device, quiet: bool) -> Iterator[Tensor]:
-    """Batches (B, 3, SIDE, SIDE) uint8 of the photos, squashed as rows see them."""
+def _squares(
+    canvas: Canvas, *, device: torch.device, quiet: bool, side: int = SIDE
+) -> Iterator[Tensor]:
+    """Batches (B, 3, side, side) uint8 of the photos, squashed as rows see them."""
     starts = range(0, len(canvas.pixels), 16)
     for start in progress.bar(starts, desc="photos", quiet=quiet, leave=False):
         part = [
-            resize(pixels[:, : int(size[0]), : int(size[1])].to(device), size=(SIDE, SIDE))
+            resize(pixels[:, : int(size[0]), : int(size[1])].to(device), size=(side, side))
             for pixels, size in zip(
                 canvas.pixels[start : start + 16], canvas.sizes[start : start + 16], strict=True
             )

@@ -10,6 +10,7 @@ import torch
 
 from surefeat.core.files import choose_device
 from surefeat.measure.rows import Row, build_row
+from surefeat.peers.anchornet import anchornet_row
 from surefeat.peers.fitting import holds_peer, load_peer
 from surefeat.peers.gcnn import gcnn_row
 from surefeat.peers.hyperpixel import hyperpixel_row
@@ -41,6 +42,7 @@ PEERS = {
         "scnet-a=FOLDER scnet-ag=FOLDER scnet-ag+=FOLDER", "keypoints of PF-PASCAL's train pairs",
         "66.3 scnet (A), 72.2 scnet (AG+)",
     ),
+    "anchornet": About("anchornet=FOLDER anchornet-hc=FOLDER", "image labels", "56.3 scnet"),
     "hog": About("hog-nam=FOLDER hog-phm=FOLDER hog-lom=FOLDER", "nothing; photos whiten it", ""),
     "nam, phm, lom": About("NAME+nam NAME+phm NAME+lom, of any row NAME", "nothing", ""),
 }  # fmt: skip
@@ -77,6 +79,8 @@ def trained_row(
         if way not in WAYS:
             raise ValueError(f"row {title}={folder}: call it hog-nam, hog-phm or hog-lom")
         return hog_row(title, stored, way, device=device)
+    if stored.kind == "anchornet":
+        return anchornet_row(title, stored, init=init, device=device)
     if stored.kind == "scnet":
         return scnet_row(title, stored, init=init, device=device)
     if stored.kind == "gcnn":
