@@ -36,7 +36,7 @@ from surefeat.peers.fitting import FitConfig, load_peer
 from tiny import CPU
 
 SMALL = AnchorConfig(
-    classes=3, filters=4, channels=8, cells=12, side=48, packing=20,
+    classes=3, filters=4, channels=8, cells=12, side=48, packing=0.2,
     fit=FitConfig(steps=180, batch=8, lr=2e-2, log_every=20, checkpoint_every=50),
 )  # fmt: skip
 

@@ -27,10 +27,12 @@ class PeersFit:
     """Where a list or COCO json finds its images: a folder or tar shards."""
     keep: Path | None = None
     """List of the image names to use."""
+    crop: Path | None = None
+    """landmarks: COCO json whose boxes are cut from the images."""
     labels: Path | None = None
     """anchornet: CSV (columns image, label) or COCO json; by default folders name the labels."""
     categories: tuple[str, ...] | None = None
-    """anchornet: only these labels."""
+    """anchornet and landmarks: only these labels, or boxes."""
     public: bool = False
     """scnet: learn from the field's whole training list, which shares images with test."""
     start: Path | None = None
@@ -54,7 +56,7 @@ class PeersFit:
         asked = Asked(self.steps, self.batch, self.lr, self.seed)
         done = fit_peer(
             self.name, self.source, out=self.out, asked=asked, init=self.init, images=self.images,
-            keep=self.keep, labels=self.labels, categories=self.categories,
+            keep=self.keep, crop=self.crop, labels=self.labels, categories=self.categories,
             public=self.public, start=self.start,
             resume=self.resume, device=self.device, quiet=self.json,
         )  # fmt: skip

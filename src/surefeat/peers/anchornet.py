@@ -54,8 +54,8 @@ class AnchorConfig:
     """Of discriminability, silence on others, different filters, different places."""
     side: int = 224
     """At which photos are seen, pixels."""
-    packing: int = 1500
-    """Of the steps, the last so many pack the maps; before them filters learn."""
+    packing: float = 0.28
+    """Share of the steps, the last, in which the maps are packed; before them filters learn."""
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=5300, batch=16, lr=1e-3))
 
 
@@ -204,12 +204,12 @@ def packing_loss(model: AnchorNet, maps: Tensor, generator: torch.Generator) -> 
 def anchor_step(
     model: AnchorNet, columns: Tensor, labels: Tensor, step: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Filters learn first; in the last `packing` steps they are fixed and the packing learns.
+    """Filters learn first; in the last steps they are fixed and the packing learns.
 
     The mean of the maps follows them, so that it is that of the finished filters.
     """
     config = model.config
-    if step < config.fit.steps - config.packing:
+    if step < (1 - config.packing) * config.fit.steps:
         return {**label_losses(model, columns, labels), "packing": torch.zeros(())}
     with torch.no_grad():
         maps = F.softplus(model(columns))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar, cast, get_args
@@ -39,13 +39,15 @@ from surefeat.peers.fitting import (
 )
 from surefeat.peers.gcnn import GcnnConfig, learn_gcnn
 from surefeat.peers.hog import fit_background
+from surefeat.peers.landmarks import LandmarkConfig, learn_landmarks
 from surefeat.peers.scnet import Kind, ScnetConfig, learn_scnet, teach_pairs
 
-Trained = Literal["hog", "gcnn", "scnet-a", "scnet-ag", "scnet-ag+", "anchornet"]
+Trained = Literal["hog", "gcnn", "scnet-a", "scnet-ag", "scnet-ag+", "anchornet", "landmarks-10",
+                  "landmarks-64", "landmarks-64-per-class"]  # fmt: skip
 
 NAMES: tuple[Trained, ...] = get_args(Trained)
 
-Settings = TypeVar("Settings", GcnnConfig, ScnetConfig, AnchorConfig)
+Settings = TypeVar("Settings", GcnnConfig, ScnetConfig, AnchorConfig, LandmarkConfig)
 """Of a peer that learns: its own, with how long under `fit`."""
 
 SIDE = 224
@@ -91,6 +93,7 @@ def fit_peer(
     init: Sequence[str | Path] = ("imagenet",),
     images: str | Path | None = None,
     keep: str | Path | None = None,
+    crop: str | Path | None = None,
     labels: str | Path | None = None,
     categories: tuple[str, ...] | None = None,
     public: bool = False,
@@ -103,7 +106,8 @@ def fit_peer(
 
     out: the run folder; `NAME=OUT` is then a row. init: weights of the ImageNet trunk. images and
     keep as of data.sources.find_images. resume: go on with the run in `out`, by its own settings.
-    labels, categories: of anchornet, as of data.sources.find_labels.
+    labels, categories: of anchornet, as of data.sources.find_labels. crop, categories: of
+    landmarks, as of data.sources.find_images; those per class learn from the crops of each.
     scnet: `source` is PF-PASCAL's folder; public: its whole training list, of which a third shares
     images with test; start: a trained scnet-a, which the other two go on from.
     """
@@ -119,6 +123,12 @@ def fit_peer(
     if name == "anchornet":
         known = find_labels(source, labels=labels, images=images, keep=keep, categories=categories)
         return _fit_anchornet(known, task)
+    if name.startswith("landmarks-"):
+
+        def items_of(wanted: tuple[str, ...] | None) -> list[Item]:
+            return find_images(source, images=images, crop=crop, keep=keep, categories=wanted)
+
+        return _fit_landmarks(name, items_of, categories, task)
     items = find_images(source, images=images, keep=keep)
     return _fit_hog(items, task) if name == "hog" else _fit_gcnn(items, task)
 
@@ -167,6 +177,33 @@ def _fit_anchornet(labelled: LabelledImages, task: Task) -> FittedPeer:
         quiet=task.quiet,
     )  # fmt: skip
     return FittedPeer(task.out, len(photos), config.fit.steps, loss, canvas.skipped)
+
+
+def _fit_landmarks(
+    name: str, items_of: Callable[[tuple[str, ...] | None], list[Item]],
+    categories: tuple[str, ...] | None, task: Task,
+) -> FittedPeer:  # fmt: skip
+    count = int(name.split("-")[1])
+    items: list[Item] = []
+    classes: list[int] = []
+    if name.endswith("-per-class"):
+        if not categories:
+            raise ValueError(f"{name} needs to know the classes; pass --crop and --categories")
+        for number, category in enumerate(categories):
+            own = items_of((category,))
+            items, classes = [*items, *own], [*classes, *[number] * len(own)]
+    else:
+        items = items_of(categories)
+    usual = LandmarkConfig(landmarks=count, classes=len(categories or ()) if classes else 0)
+    run, config = task.settings(usual)
+    canvas = read_canvas(items, side=config.photo, quiet=task.quiet)
+    about = note_photos(run, items, canvas) | {"categories": list(categories or ())}
+    named = dict(zip((item.name for item in items), classes, strict=False))
+    own_classes = torch.tensor([named[n] for n in canvas.names]) if classes else None
+    loss = learn_landmarks(
+        canvas, run, config, classes=own_classes, about=about, device=task.device, quiet=task.quiet
+    )
+    return FittedPeer(task.out, len(canvas.pixels), config.fit.steps, loss, canvas.skipped)
 
 
 def label_table(images: Sequence[PhotoLabels], categories: Sequence[str]) -> Tensor:

@@ -14,6 +14,7 @@ from surefeat.peers.anchornet import anchornet_row
 from surefeat.peers.fitting import holds_peer, load_peer
 from surefeat.peers.gcnn import gcnn_row
 from surefeat.peers.hyperpixel import hyperpixel_row
+from surefeat.peers.landmarks import landmarks_row
 from surefeat.peers.proposal_flow import WAYS, hog_row, with_way
 from surefeat.peers.scnet import scnet_row
 
@@ -43,6 +44,9 @@ PEERS = {
         "66.3 scnet (A), 72.2 scnet (AG+)",
     ),
     "anchornet": About("anchornet=FOLDER anchornet-hc=FOLDER", "image labels", "56.3 scnet"),
+    "landmarks-10, landmarks-64, landmarks-64-per-class": About(
+        "landmarks-64=FOLDER", "warps of boxes; per class: labels too", "14.4 scnet (64)",
+    ),
     "hog": About("hog-nam=FOLDER hog-phm=FOLDER hog-lom=FOLDER", "nothing; photos whiten it", ""),
     "nam, phm, lom": About("NAME+nam NAME+phm NAME+lom, of any row NAME", "nothing", ""),
 }  # fmt: skip
@@ -81,6 +85,8 @@ def trained_row(
         return hog_row(title, stored, way, device=device)
     if stored.kind == "anchornet":
         return anchornet_row(title, stored, init=init, device=device)
+    if stored.kind == "landmarks":
+        return landmarks_row(title, stored, device=device)
     if stored.kind == "scnet":
         return scnet_row(title, stored, init=init, device=device)
     if stored.kind == "gcnn":
