@@ -37,6 +37,8 @@ class PeersFit:
     """scnet: learn from the field's whole training list, which shares images with test."""
     start: Path | None = None
     """scnet-ag and scnet-ag+: run folder of a trained scnet-a."""
+    proposals_file: Path | None = None
+    """scnet: proposals, made or added to where it lacks images; by default in the run folder."""
     steps: int | None = None
     """Batches to learn from; by default the peer's own."""
     batch: int | None = None
@@ -57,7 +59,7 @@ class PeersFit:
         done = fit_peer(
             self.name, self.source, out=self.out, asked=asked, init=self.init, images=self.images,
             keep=self.keep, crop=self.crop, labels=self.labels, categories=self.categories,
-            public=self.public, start=self.start,
+            public=self.public, start=self.start, proposals=self.proposals_file,
             resume=self.resume, device=self.device, quiet=self.json,
         )  # fmt: skip
         result: dict[str, Any] = {

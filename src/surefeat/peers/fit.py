@@ -98,6 +98,7 @@ def fit_peer(
     categories: tuple[str, ...] | None = None,
     public: bool = False,
     start: str | Path | None = None,
+    proposals: str | Path | None = None,
     resume: bool = False,
     device: str | torch.device | None = None,
     quiet: bool = False,
@@ -109,7 +110,8 @@ def fit_peer(
     labels, categories: of anchornet, as of data.sources.find_labels. crop, categories: of
     landmarks, as of data.sources.find_images; those per class learn from the crops of each.
     scnet: `source` is PF-PASCAL's folder; public: its whole training list, of which a third shares
-    images with test; start: a trained scnet-a, which the other two go on from.
+    images with test; start: a trained scnet-a, which the other two go on from;
+    proposals: their file, made or added to; by default in `out`.
     """
     if name not in NAMES:
         raise ValueError(f"no peer {name!r} to train; choose {', '.join(NAMES)}")
@@ -119,7 +121,9 @@ def fit_peer(
     if name.startswith("scnet-"):
         kind = cast("Kind", name.removeprefix("scnet-"))
         config = ScnetConfig(kind=kind, public=public)
-        return _fit_scnet(Path(source), task, config, start=load_peer(start) if start else None)
+        file = Path(proposals or task.out / "proposals.sqlite")
+        trained = load_peer(start) if start else None
+        return _fit_scnet(Path(source), task, config, start=trained, proposals=file)
     if name == "anchornet":
         known = find_labels(source, labels=labels, images=images, keep=keep, categories=categories)
         return _fit_anchornet(known, task)
@@ -216,7 +220,7 @@ def label_table(images: Sequence[PhotoLabels], categories: Sequence[str]) -> Ten
 
 
 def _fit_scnet(
-    root: Path, task: Task, usual: ScnetConfig, *, start: StoredPeer | None
+    root: Path, task: Task, usual: ScnetConfig, *, start: StoredPeer | None, proposals: Path
 ) -> FittedPeer:
     run, config = task.settings(usual)
     look, digest = frozen_vgg(task.init, device=task.device)
@@ -226,9 +230,8 @@ def _fit_scnet(
         pairs = [pair for pair in listed if pair.category != "person"]
     paths = list(dict.fromkeys(p for pair in pairs for p in (pair.image0, pair.image1)))
     boxes = proposals_of(
-        paths, ProposalConfig(count=config.boxes), file=task.out / "proposals.sqlite",
-        quiet=task.quiet,
-    )  # fmt: skip
+        paths, ProposalConfig(count=config.boxes), file=proposals, quiet=task.quiet
+    )
     taught = teach_pairs(pairs, boxes, look, side=config.side, device=task.device, quiet=task.quiet)
     about = {
         "pairs": len(pairs), "photos": len(paths), "mirrored too": True, "public": config.public,
