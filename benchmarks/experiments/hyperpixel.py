@@ -15,6 +15,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,9 +101,12 @@ def main() -> None:
         ),
     }
     ways = {name: way for name, way in ways.items() if not args.ways or name in args.ways}
-    study = json.loads(args.out.read_text()) if args.out.is_file() else {"seed": 0, "sets": {}}
     about = {"weights_sha256": file_hash(model_folder(None) / WEIGHTS),
              "hyperpixel weights_sha256": file_hash(init[0])}  # fmt: skip
+    study: dict[str, Any] = {"metrics": {}, "config": {}}
+    if args.out.is_file():
+        study = json.loads(args.out.read_text())
+    study |= {"row": "ours and hyperpixel-flow", "benchmark": "development pairs", "split": "dev"}
     for name in args.sets:
         pairs = some(val + train if name == "pf-pascal" else birds, args.pairs)
         moved: dict[str, list[Tensor]] = {way: [] for way in ways}
@@ -117,9 +121,10 @@ def main() -> None:
                 pck = pck_over_pairs(points, pairs, convention=rule, alphas=(0.05, 0.1))
                 for alpha, share in zip((0.05, 0.1), pck.per_image, strict=True):
                     scores[way][f"pck@{alpha:g} {rule}"] = round(100 * share, 2)
-        study["sets"][name] = {"pairs": len(pairs), "scores": scores, **about,
-                               **environment(torch.device("cpu"))}  # fmt: skip
-        write_json(args.out, study)
+        study["metrics"][name] = scores
+        ran = about | environment(torch.device("cpu"))
+        study["config"][name] = {"pairs": len(pairs), "seed": 0, "run": ran}
+        write_json(args.out, study | ran)
         print(name, scores)
 
 
