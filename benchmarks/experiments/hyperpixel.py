@@ -11,10 +11,11 @@ goes through the same votes and histogram as Hyperpixel Flow's own layers.
 from __future__ import annotations
 
 import argparse
+import json
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,6 +82,8 @@ def main() -> None:
     )
     parser.add_argument("data", type=Path, help="folder with pf-pascal, cub-dev and weights")
     parser.add_argument("--pairs", type=int, default=60, help="of each set")
+    parser.add_argument("--sets", nargs="+", default=["pf-pascal", "cub-dev"])
+    parser.add_argument("--ways", nargs="+", help="only these; by default all")
     parser.add_argument("--out", type=Path, default=Path("results/studies/hyperpixel.json"))
     args = parser.parse_args()
     val, train = development_pairs(args.data / "pf-pascal")
@@ -97,29 +100,32 @@ def main() -> None:
             load(pair.image0), load(pair.image1), pair.points0
         ),
     }
-    study: dict[str, object] = {"pairs": args.pairs, "seed": 0, "sets": {}}
-    for name, pairs in {"pf-pascal": some(val + train, args.pairs),
-                        "cub-dev": some(birds, args.pairs)}.items():  # fmt: skip
+    ways = {name: way for name, way in ways.items() if not args.ways or name in args.ways}
+    about = {"weights_sha256": file_hash(model_folder(None) / WEIGHTS),
+             "hyperpixel weights_sha256": file_hash(init[0])}  # fmt: skip
+    study: dict[str, Any] = {"metrics": {}, "config": {}}
+    if args.out.is_file():
+        study = json.loads(args.out.read_text())
+    study |= {"row": "ours and hyperpixel-flow", "benchmark": "development pairs", "split": "dev"}
+    for name in args.sets:
+        pairs = some(val + train if name == "pf-pascal" else birds, args.pairs)
         moved: dict[str, list[Tensor]] = {way: [] for way in ways}
-        seconds = dict.fromkeys(ways, 0.0)
         for pair in pairs:
             features = model.extract([pair.image0, pair.image1])
             for way, match in ways.items():
-                start = time.perf_counter()
                 moved[way].append(match(pair, *features))
-                seconds[way] += time.perf_counter() - start
-        scores = {}
+        scores: dict[str, dict[str, float]] = {}
         for way, points in moved.items():
-            scores[way] = {"seconds a pair": round(seconds[way] / len(pairs), 2)}
+            scores[way] = {}
             for rule in ("scnet", "img"):
                 pck = pck_over_pairs(points, pairs, convention=rule, alphas=(0.05, 0.1))
                 for alpha, share in zip((0.05, 0.1), pck.per_image, strict=True):
                     scores[way][f"pck@{alpha:g} {rule}"] = round(100 * share, 2)
-        study["sets"][name] = scores  # type: ignore[index]
+        study["metrics"][name] = scores
+        ran = about | environment(torch.device("cpu"))
+        study["config"][name] = {"pairs": len(pairs), "seed": 0, "run": ran}
+        write_json(args.out, study | ran)
         print(name, scores)
-    about = {"weights_sha256": file_hash(model_folder(None) / WEIGHTS),
-             "hyperpixel weights_sha256": file_hash(init[0])}  # fmt: skip
-    write_json(args.out, study | about | environment(torch.device("cpu")))
 
 
 if __name__ == "__main__":

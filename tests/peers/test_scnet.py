@@ -15,6 +15,7 @@ from surefeat.learn.runs import Run
 from surefeat.match.proposals import proposals_of
 from surefeat.measure.evaluate import evaluate_rows
 from surefeat.measure.results import Score, read_result
+from surefeat.peers import fit
 from surefeat.peers.fitting import FitConfig, load_peer
 from surefeat.peers.proposal_flow import offset_bins
 from surefeat.peers.scnet import (
@@ -259,3 +260,23 @@ def test_overlap_is_with_the_truth_of_image_1(pairs: list[TaughtPair]) -> None:
     mirrored = pairs[1]
     torch.testing.assert_close(mirror_boxes(mirrored.boxes0, side=SIZE), first.boxes0)
     assert torch.equal(mirrored.overlap, first.overlap)
+
+
+def test_the_command_s_way_leads_from_a_list_of_pairs_to_a_row(
+    tmp_path: Path, listed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a small layer instead of 51 million numbers, and patches instead of VGG16."""
+    few = replace(SMALL, boxes=20, fit=replace(SMALL.fit, steps=2, log_every=1))
+    monkeypatch.setattr(fit, "ScnetConfig", lambda **asked: replace(few, **asked))
+    monkeypatch.setattr(fit, "frozen_vgg", lambda init, *, device: (look, "0" * 64))
+    monkeypatch.setattr(fit, "development_pairs", lambda root: ([], load_pairs(listed)[:2]))
+    done = fit.fit_peer("scnet-a", listed.parent, out=tmp_path / "a", device="cpu", quiet=True)
+    assert done.steps == 2
+    done = fit.fit_peer(
+        "scnet-ag+", listed.parent, out=tmp_path / "g", start=tmp_path / "a", device="cpu",
+        quiet=True, asked=fit.Asked(steps=1, seed=3),
+    )  # fmt: skip
+    stored = load_peer(tmp_path / "g")
+    assert (stored.settings["kind"], stored.settings["fit"]["seed"]) == ("ag+", 3)
+    assert stored.about["started from"] == load_peer(tmp_path / "a").digest
+    assert stored.about["pairs"] == 2

@@ -65,11 +65,13 @@ class EvaluateFewShot:
         from surefeat.measure.fewshot import evaluate_fewshot
         from surefeat.measure.results import Score
         from surefeat.measure.tables import markdown, round_table
+        from surefeat.peers.rows import with_peers
 
         if self.paper and self.head != KeypointConfig():
             raise ValueError("--paper sets the head; leave out its other settings, or --paper")
         paths = evaluate_fewshot(
-            self.data, images=self.images, rows=self.rows, model=self.model, init=self.init,
+            self.data, images=self.images, model=self.model, init=self.init,
+            rows=with_peers(self.rows, init=self.init, model=self.model, device=self.device),
             raw=self.raw, weights=self.weights, out=self.out, split=self.split,
             classes=self.classes, objects=self.objects, protocol=self.protocol,
             head=PAPER if self.paper else self.head, device=self.device, quiet=self.json,

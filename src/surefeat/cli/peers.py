@@ -27,10 +27,18 @@ class PeersFit:
     """Where a list or COCO json finds its images: a folder or tar shards."""
     keep: Path | None = None
     """List of the image names to use."""
+    crop: Path | None = None
+    """landmarks: COCO json whose boxes are cut from the images."""
+    labels: Path | None = None
+    """anchornet: CSV (columns image, label) or COCO json; by default folders name the labels."""
+    categories: tuple[str, ...] | None = None
+    """anchornet and landmarks: only these labels, or boxes."""
     public: bool = False
     """scnet: learn from the field's whole training list, which shares images with test."""
     start: Path | None = None
     """scnet-ag and scnet-ag+: run folder of a trained scnet-a."""
+    proposals_file: Path | None = None
+    """scnet: proposals, made or added to where it lacks images; by default in the run folder."""
     steps: int | None = None
     """Batches to learn from; by default the peer's own."""
     batch: int | None = None
@@ -50,8 +58,9 @@ class PeersFit:
         asked = Asked(self.steps, self.batch, self.lr, self.seed)
         done = fit_peer(
             self.name, self.source, out=self.out, asked=asked, init=self.init, images=self.images,
-            keep=self.keep, public=self.public, start=self.start, resume=self.resume,
-            device=self.device, quiet=self.json,
+            keep=self.keep, crop=self.crop, labels=self.labels, categories=self.categories,
+            public=self.public, start=self.start, proposals=self.proposals_file,
+            resume=self.resume, device=self.device, quiet=self.json,
         )  # fmt: skip
         result: dict[str, Any] = {
             "peer": str(done.folder / "model"), "photos": done.photos, "steps": done.steps,

@@ -45,7 +45,7 @@ def evaluate_fewshot(
     data: str | Path,
     *,
     images: str | Path | None = None,
-    rows: Sequence[str] = ("ours",),
+    rows: Sequence[str | Row] = ("ours",),
     model: str | Path | None = None,
     init: Sequence[str | Path] = ("imagenet",),
     raw: bool = False,
@@ -69,8 +69,10 @@ def evaluate_fewshot(
     where = choose_device(device)
     # Built first: a name or file that is wrong shows before the long preparation.
     built = [
-        build_row(name, device=where, model=model, init=init, raw=raw, layer_weights=weights)
-        for name in rows
+        row
+        if isinstance(row, Row)
+        else build_row(row, device=where, model=model, init=init, raw=raw, layer_weights=weights)
+        for row in rows
     ]
     sets = load_sets(data, images=images, split=split)
     train, test = (some_objects(part, classes=classes, most=objects) for part in sets)

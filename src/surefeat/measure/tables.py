@@ -32,6 +32,8 @@ PUBLISHED = {
     ("vgg16", "pf-pascal", _FLOW): 62.3,
     ("resnet50-hc", "pf-pascal", _FLOW): 64.0,
     ("ours", "pf-pascal", _FLOW): 66.5,
+    ("anchornet", "pf-pascal", _FLOW): 56.3,
+    ("landmarks-64", "pf-pascal", _FLOW): 14.4,
     ("scnet-a", "pf-pascal", _FLOW): 66.3,
     ("scnet-a-public", "pf-pascal", _FLOW): 66.3,
     ("scnet-ag+", "pf-pascal", _FLOW): 72.2,

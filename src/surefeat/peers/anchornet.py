@@ -1,4 +1,4 @@
-"""AnchorNet (Novotny, Larlus, Vedaldi, CVPR 2017), class-agnostic: filters that image labels anchor.
+"""AnchorNet (Novotny, Larlus, Vedaldi, CVPR 2017): filters anchored by labels, class-agnostic.
 
 Hypercolumns of a frozen ResNet-50, reduced; per class filters that fire somewhere on its photos and
 nowhere on others, each at another place; all their maps packed into a few channels. Its loss
@@ -54,8 +54,8 @@ class AnchorConfig:
     """Of discriminability, silence on others, different filters, different places."""
     side: int = 224
     """At which photos are seen, pixels."""
-    packing: int = 1500
-    """Of the steps, the last so many pack the maps; before them filters learn."""
+    packing: float = 0.28
+    """Share of the steps, the last, in which the maps are packed; before them filters learn."""
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=5300, batch=16, lr=1e-3))
 
 
@@ -171,11 +171,13 @@ def _mean_off_diagonal(table: Tensor) -> Tensor:
 def label_losses(model: AnchorNet, columns: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """The four terms and their weighted sum; positives together weigh as much as negatives."""
     config = model.config
-    raw = model(columns).unflatten(1, (config.classes, config.filters))
+    raw: Tensor = model(columns)
+    raw = raw.reshape(len(raw), config.classes, config.filters, *raw.shape[2:])
     maps = F.softplus(raw)
     shown, absent = (labels > 0).float(), (labels < 0).float()
     share = shown / shown.sum().clamp_min(1) + absent / absent.sum().clamp_min(1)
-    filters = model.unit_filters().unflatten(0, (config.classes, config.filters))
+    filters = model.unit_filters()
+    filters = filters.reshape(config.classes, config.filters, *filters.shape[1:])
     terms = {
         "discriminability": (share * discriminability(maps, labels)).sum(),
         "silence": (absent * silence(raw, labels)).sum() / absent.sum().clamp_min(1),
@@ -188,7 +190,7 @@ def label_losses(model: AnchorNet, columns: Tensor, labels: Tensor) -> dict[str,
 
 
 def packing_loss(model: AnchorNet, maps: Tensor, generator: torch.Generator) -> Tensor:
-    """|a/|a| - b/|b||^2 of maps (B, K, h, w) and what the packing makes of three quarters of them."""
+    """|a/|a| - b/|b||^2 of maps (B, K, h, w) and what the packing makes of most of them."""
     mean: Tensor = model.mean  # type: ignore[assignment]
     centred = maps - mean[:, None, None]
     kept = torch.rand(maps.shape[:2], generator=generator, device=maps.device)
@@ -202,12 +204,12 @@ def packing_loss(model: AnchorNet, maps: Tensor, generator: torch.Generator) -> 
 def anchor_step(
     model: AnchorNet, columns: Tensor, labels: Tensor, step: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Filters learn first; in the last `packing` steps they are fixed and the packing learns.
+    """Filters learn first; in the last steps they are fixed and the packing learns.
 
     The mean of the maps follows them, so that it is that of the finished filters.
     """
     config = model.config
-    if step < config.fit.steps - config.packing:
+    if step < (1 - config.packing) * config.fit.steps:
         return {**label_losses(model, columns, labels), "packing": torch.zeros(())}
     with torch.no_grad():
         maps = F.softplus(model(columns))
@@ -251,16 +253,17 @@ def filter_report(
 ) -> dict[str, float]:
     """Whether training worked: do a class's filters tell its photos, and are any of them dead?"""
     highest, alike = [], []
-    for rows in torch.arange(len(photos)).split(16):  # type: ignore[no-untyped-call]
-        raw = model(columns_of(photos[rows].to(device)))
-        maps = F.softplus(raw.unflatten(1, (model.config.classes, model.config.filters)))
+    for rows in torch.split(torch.arange(len(photos)), 16):
+        raw: Tensor = model(columns_of(photos[rows].to(device)))
+        shape = (len(raw), model.config.classes, model.config.filters, *raw.shape[2:])
+        maps = F.softplus(raw.reshape(shape))
         highest.append(maps.flatten(3).amax(-1).cpu())
         alike.append(place_likeness(maps).sqrt().mean().cpu())
     tops = torch.cat(highest)  # (P, N, K)
     areas = []
     for n in range(model.config.classes):
         sure = labels[:, n] != 0
-        if len(labels[sure, n].unique()) == 2:
+        if float(labels[:, n].amin()) < 0 < float(labels[:, n].amax()):
             areas.append(auroc(tops[sure, n].mean(1), labels[sure, n] > 0))
     dead = (tops.amax(0) < 0.05).float().mean()
     return {

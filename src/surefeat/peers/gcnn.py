@@ -100,8 +100,8 @@ def warp_points(theta: Tensor, points: Tensor) -> Tensor:
 
     Affine: a 2 x 3 matrix row by row. Thin-plate: the control points' 9 x, then their 9 y.
     """
-    points = points.expand(len(theta), *points.shape[-2:])
     if theta.shape[-1] == 6:
+        points = points.expand(len(theta), *points.shape[-2:])
         return apply_affine(theta.reshape(-1, 2, 3), points)
     return plate_matrix(points) @ theta.reshape(-1, 2, 9).transpose(1, 2)
 

@@ -10,9 +10,11 @@ import torch
 
 from surefeat.core.files import choose_device
 from surefeat.measure.rows import Row, build_row
+from surefeat.peers.anchornet import anchornet_row
 from surefeat.peers.fitting import holds_peer, load_peer
 from surefeat.peers.gcnn import gcnn_row
 from surefeat.peers.hyperpixel import hyperpixel_row
+from surefeat.peers.landmarks import landmarks_row
 from surefeat.peers.proposal_flow import WAYS, hog_row, with_way
 from surefeat.peers.scnet import scnet_row
 
@@ -40,6 +42,10 @@ PEERS = {
     "scnet-a, scnet-ag, scnet-ag+": About(
         "scnet-a=FOLDER scnet-ag=FOLDER scnet-ag+=FOLDER", "keypoints of PF-PASCAL's train pairs",
         "66.3 scnet (A), 72.2 scnet (AG+)",
+    ),
+    "anchornet": About("anchornet=FOLDER anchornet-hc=FOLDER", "image labels", "56.3 scnet"),
+    "landmarks-10, landmarks-64, landmarks-64-per-class": About(
+        "landmarks-64=FOLDER", "warps of boxes; per class: labels too", "14.4 scnet (64)",
     ),
     "hog": About("hog-nam=FOLDER hog-phm=FOLDER hog-lom=FOLDER", "nothing; photos whiten it", ""),
     "nam, phm, lom": About("NAME+nam NAME+phm NAME+lom, of any row NAME", "nothing", ""),
@@ -77,6 +83,10 @@ def trained_row(
         if way not in WAYS:
             raise ValueError(f"row {title}={folder}: call it hog-nam, hog-phm or hog-lom")
         return hog_row(title, stored, way, device=device)
+    if stored.kind == "anchornet":
+        return anchornet_row(title, stored, init=init, device=device)
+    if stored.kind == "landmarks":
+        return landmarks_row(title, stored, device=device)
     if stored.kind == "scnet":
         return scnet_row(title, stored, init=init, device=device)
     if stored.kind == "gcnn":
