@@ -22,8 +22,9 @@ ROOMS = (
 )  # fmt: skip
 """Lowest first."""
 
-MOST_FILES, MOST_LINES, LEAST_MEDIAN = 97, 19_500, 180
-"""Of the package without its models."""
+MOST_FILES, MOST_LINES, LEAST_MEDIAN = 137, 29_200, 180
+"""Of the package without its models: 85 files and 16,500 lines before there were probabilities of
+pairs, an index, transfer, other tools' files, clusters and the paper's peers."""
 
 LONG_FUNCTION = 60
 """Lines; a function that fits a screen has about 40."""

@@ -109,7 +109,7 @@ def build_faiss(folder: Path) -> None:
     learn = np.concatenate([part.unit_vectors()[::step] for part in read_cells(folder)])
     index = faiss_of((part.unit_vectors() for part in read_cells(folder)), learn, cells=cells)
     data = import_faiss().serialize_index(index).tobytes()
-    table = _Table.of(folder, vectors=False)
+    table = _CellTable.of(folder, vectors=False)
     tensors = {"photo": table.photo, "points": table.points, "sizes": table.sizes,
                "confidence": table.confidence}  # fmt: skip
     places = pack_tensors({name: torch.from_numpy(value) for name, value in tensors.items()})
@@ -135,7 +135,7 @@ def _record(folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Table:
+class _CellTable:
     """The cells of an index without their vectors, or with them."""
 
     names: tuple[str, ...]
@@ -146,7 +146,7 @@ class _Table:
     vectors: npt.NDArray[Any] | None = None
 
     @staticmethod
-    def of(folder: Path, *, vectors: bool) -> _Table:
+    def of(folder: Path, *, vectors: bool) -> _CellTable:
         names: list[str] = []
         columns: dict[str, list[Any]] = {
             name: [] for name in ("sizes", "photo", "points", "confidence", "vectors")
@@ -158,7 +158,7 @@ class _Table:
                     parts.append(shifted.get(name, getattr(part, name)))
             names += part.names
         joined = {name: np.concatenate(parts) for name, parts in columns.items() if parts}
-        return _Table(tuple(names), **joined)
+        return _CellTable(tuple(names), **joined)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +179,7 @@ class PartIndex:
     """An index that is open: asked for vectors, it names the cells most like them."""
 
     def __init__(
-        self, folder: Path, about: CellsAbout, projection: Projection, table: _Table, lists: Any
+        self, folder: Path, about: CellsAbout, projection: Projection, table: _CellTable, lists: Any
     ) -> None:
         self.folder, self.about, self.projection = folder, about, projection
         self._table, self._lists = table, lists
@@ -218,7 +218,7 @@ class PartIndex:
         rows = shard_rows(folder, about)
         if None in rows or sum(row or 0 for row in rows) <= EXACT:
             # A missing shard is named by read_cells.
-            return PartIndex(folder, about, projection, _Table.of(folder, vectors=True), None)
+            return PartIndex(folder, about, projection, _CellTable.of(folder, vectors=True), None)
         return PartIndex(folder, about, projection, *_read_faiss(folder, about, f"{fix} {folder}"))
 
     def best(self, vectors: Tensor, *, count: int) -> list[CellHit]:
@@ -258,7 +258,7 @@ class PartIndex:
         return torch.tensor([s for s, _ in values]), torch.tensor([c for _, c in values])
 
 
-def _read_faiss(folder: Path, about: CellsAbout, fix: str) -> tuple[_Table, Any]:
+def _read_faiss(folder: Path, about: CellsAbout, fix: str) -> tuple[_CellTable, Any]:
     """Places and inverted lists, checked against the record and the shards."""
     record = _record(folder)
     if not record:
@@ -273,7 +273,7 @@ def _read_faiss(folder: Path, about: CellsAbout, fix: str) -> tuple[_Table, Any]
         lists = faiss.read_index(str(folder / FAISS))
         stored, _ = read_tensors(folder / PLACES)
         columns = {name: value.numpy() for name, value in stored.items()}
-        return _Table(tuple(record["names"]), **columns), lists
+        return _CellTable(tuple(record["names"]), **columns), lists
     except (RuntimeError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / FAISS} cannot be read ({error}); {fix}") from error
 
