@@ -35,6 +35,7 @@ from results_page import TITLES
 from surefeat import viz
 from surefeat.core.files import write_bytes
 from surefeat.core.geometry import box_area
+from surefeat.core.image import write_png
 from surefeat.data.drawn import Instance, correspondences, draw, write_folder
 from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.data.keypoints import read_coco
@@ -146,7 +147,7 @@ def before_after() -> Figure:
         photos = Path(folder, "birds")
         photos.mkdir()
         for number, item in enumerate(birds[:BIRDS_LEARNED]):
-            Image.fromarray(item.image.permute(1, 2, 0).numpy()).save(photos / f"{number:03}.png")
+            write_png(photos / f"{number:03}.png", item.image)
         learned = pretrain(
             photos, out=Path(folder, "run"), config=config, init="none", device="cpu"
         )

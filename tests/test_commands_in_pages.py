@@ -121,6 +121,7 @@ QUICKLY = {
     "evaluate spair": f"--pairs 1 {_PAIRS}",
     "evaluate pascal3d": "--classes kite --rounds 1 --seeds 0 --size 48 --views 2 --least-views 4"
     " --epochs 1 --least-steps 2 --batch 4 --hidden 8 --objects 4",
+    "find": "--point 20,20 --count 3",
     "data synthetic": "--count 16 --size 64",
     "data show": "--count 2",
 }
@@ -131,6 +132,7 @@ ELSEWHERE = {
     "relate": "needs the model that ships: tests/cli/test_every_command.py",
     "report": "draws for many seconds: tests/cli/test_every_command.py",
     "boxes propose": "is compiled for many seconds: tests/cli/test_every_command.py",
+    "demo": "serves until it is stopped: tests/demo",
     "export": "traces for many seconds: tests/cli/test_every_command.py, test_keypoint_cli.py",
 }
 """Commands that do not run here, and why."""
@@ -140,6 +142,17 @@ OUT_OF_REACH = {
     "VOC-SHARDS": "PASCAL VOC, and ImageNet's weights",
     "resnet50-hc": "ImageNet's weights",
     "--inputs 224 320 --measures mean-flow": "proposals, which are compiled for many seconds",
+    "data/weights/": "ImageNet's weights",
+    "hyperpixel-flow": "ImageNet's weights",
+    "vgg16+phm": "ImageNet's weights",
+    "peers fit gcnn": "ImageNet's weights",
+    "gcnn=runs/gcnn": "a peer that was trained",
+    "peers fit hog": "PASCAL VOC",
+    "hog-nam=runs/hog": "a peer that was trained",
+    "peers fit landmarks": "PASCAL VOC",
+    "landmarks-64=runs": "a peer that was trained",
+    "--engine ray": "a cluster: tests/index/test_ray_engine.py",
+    "large.jpg": "a large photo: tests/match/test_large.py",
     "--paper": "minutes: the paper's head is large, and nothing makes it smaller",
 }
 """What stands in commands that cannot run without network or in seconds, and what they need."""

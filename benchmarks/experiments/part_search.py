@@ -423,6 +423,17 @@ def study_large(data: Path, model: DenseFeatures, cases: int, size: tuple[int, i
     return table
 
 
+def in_one_form(parts: dict[str, Any]) -> dict[str, Any]:
+    """As all results are: what was measured part by part, and with what the last one was."""
+    last = max(parts.values(), key=lambda part: part["environment"]["date"])
+    about = {name: value for name, value in last["environment"].items() if name != "load"}
+    return {
+        "row": "search for a part in other photos", "benchmark": "birds and PASCAL3D+",
+        "split": "part by part: each says its commit and settings", "metrics": parts,
+        "config": last["settings"], "weights_sha256": last["weights_sha256"], **about,
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -448,15 +459,15 @@ def main() -> None:
         study = {"vectors": study_vectors, "budget": study_budget, "verify": study_verify,
                  "recall": study_recall}[given.part]  # fmt: skip
         numbers = study(sets, given.queries)
-    stored = json.loads(given.out.read_text()) if given.out.exists() else {}
+    before = json.loads(given.out.read_text())["metrics"] if given.out.exists() else {}
     about = {"environment": environment("cpu") | {"load": round(os.getloadavg()[0], 1)},
              "weights_sha256": model.weights_hash(),
              "settings": {"budget": BUDGET, "dimension": DIMENSION, "near": NEAR, "top": TOP,
                           "queries": given.queries}}  # fmt: skip
     if given.part in ("vectors", "budget", "verify"):  # set by set, where asked so
-        numbers = stored.get(given.part, {}).get("numbers", {}) | numbers
-    stored[given.part] = {"numbers": numbers, **about}
-    write_json(given.out, stored)
+        numbers = before.get(given.part, {}).get("numbers", {}) | numbers
+    parts = before | {given.part: {"numbers": numbers, **about}}
+    write_json(given.out, in_one_form(parts))
 
 
 if __name__ == "__main__":

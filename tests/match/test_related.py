@@ -142,8 +142,8 @@ def test_photos_of_a_folder_are_related_and_unreadable_ones_listed(tmp_path: Pat
 @pytest.mark.parametrize(
     ("related", "words"),
     [
-        (0.08, "these two photos seem to have nothing in common (probability 8%); 3 matches"),
-        (0.93, "these two photos show the same kind of thing (probability 93%); 3 matches"),
+        (0.08, "these two photos seem to have nothing in common (probability 8 %); 3 matches"),
+        (0.93, "these two photos show the same kind of thing (probability 93 %); 3 matches"),
         (None, "no probability: it is not fitted for this model, size or matching"),
     ],
 )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from io import BytesIO
 from pathlib import Path, PurePath
 
-from PIL import Image
 from torch import Tensor
 
-from surefeat.core.files import file_stem, write_bytes, write_json
-from surefeat.core.image import ImageLike, load
+from surefeat.core.files import file_stem, write_json
+from surefeat.core.image import ImageLike, load, write_png
 from surefeat.index.find import PartHit, PartSearch
 from surefeat.show import style
 from surefeat.show.page import Section, write_page
@@ -125,15 +123,9 @@ def write_parts(image: ImageLike, result: PartSearch, out: Path) -> Path:
         if hit.photo in result.pictures:
             name = f"{number:02d}-{file_stem(PurePath(hit.photo).stem)[:80]}.png"
             wanted.add(name)
-            _write_crop(out / "crops" / name, cut_crop(result.pictures[hit.photo], hit))
+            write_png(out / "crops" / name, cut_crop(result.pictures[hit.photo], hit))
     for old in (out / "crops").glob("[0-9][0-9]*-*.png"):  # of another question
         if old.name not in wanted:
             old.unlink()
     write_json(out / "find.json", result.to_dict())
     return page
-
-
-def _write_crop(path: Path, pixels: Tensor) -> None:
-    data = BytesIO()
-    Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(data, format="png")
-    write_bytes(path, data.getvalue())
