@@ -151,6 +151,7 @@ OUT_OF_REACH = {
     "hog-nam=runs/hog": "a peer that was trained",
     "peers fit landmarks": "PASCAL VOC",
     "landmarks-64=runs": "a peer that was trained",
+    "--fit detector": "a whole fit: tests/keypoints/test_transfer.py",
     "--engine ray": "a cluster: tests/index/test_ray_engine.py",
     "large.jpg": "a large photo: tests/match/test_large.py",
     "--paper": "minutes: the paper's head is large, and nothing makes it smaller",

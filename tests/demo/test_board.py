@@ -54,16 +54,25 @@ def opened(browser: Any, page: Any, folder: Path, **screen: Any) -> Any:
     return tab
 
 
+def box_of(tab: Any, what: str) -> dict[str, float]:
+    """Of an element on the window; an answer replaces it, and for a moment there is none."""
+    for _ in range(50):
+        if box := tab.locator(what).bounding_box():
+            return box
+        tab.wait_for_timeout(100)
+    raise AssertionError(f"{what} is not to be seen")
+
+
 def on_page(tab: Any, x: float, y: float) -> tuple[float, float]:
     """Shares of the photo -> pixels of the window."""
-    box = tab.locator("#part_photo img").bounding_box()
+    box = box_of(tab, "#part_photo img")
     return box["x"] + x * box["width"], box["y"] + y * box["height"]
 
 
 def at(tab: Any, part: int) -> tuple[float, float]:
     """Where a part's disc is, shares of the photo."""
-    photo = tab.locator("#part_photo img").bounding_box()
-    disc = tab.locator(f"#part_photo .mark >> text=/^{part}$/").bounding_box()
+    photo = box_of(tab, "#part_photo img")
+    disc = box_of(tab, f"#part_photo .mark >> text=/^{part}$/")
     x, y = (disc["x"] + disc["width"] / 2, disc["y"] + disc["height"] / 2)
     return (x - photo["x"]) / photo["width"], (y - photo["y"]) / photo["height"]
 
