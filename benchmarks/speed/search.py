@@ -59,7 +59,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     asked = F.normalize(torch.randn(50, DIMENSION, generator=generator), dim=1)
     few, owners = cells(EXACT, generator)
-    result: dict[str, Any] = {"dimension": DIMENSION, "threads": 1}
+    result: dict[str, Any] = {}
     result["exact"] = {
         "cells": EXACT, "bytes a vector": few.nbytes / len(few),
         "query, ms": median_ms(
@@ -80,8 +80,12 @@ def main() -> None:
         "build, s": round(built, 1), "bytes a vector": round(stored / given.cells, 1),
         "query for 1,000 cells, ms": median_ms(lambda n: index.search(one[n : n + 1], 1000), 50),
     }  # fmt: skip
-    about = environment("cpu") | {"load": round(os.getloadavg()[0], 1)}
-    write_json(given.out, result | {"environment": about})
+    write_json(given.out, {
+        "row": "search of an index", "benchmark": "random cells", "split": "one thread",
+        "metrics": result, "weights_sha256": None,
+        "config": {"dimension": DIMENSION, "threads": 1, "load": round(os.getloadavg()[0], 1)},
+        **environment("cpu"),
+    })  # fmt: skip
     print(result)
 
 
