@@ -3,11 +3,14 @@
     python benchmarks/experiments/anyfolder.py STAGE --pf-pascal DIR --birds DIR --runs DIR
       train   --init resnet50.safetensors --voc PHOTOS [--recipes NAME ...] [--seeds 0 1 2]
               [--without-sigma]
-      measure --out FILE.json [--recipes NAME ...]
+      measure --out FILE.json [--recipes NAME ...] [--weights .7 1]
+      sizes   --out FILE.json --inputs 320 256+384 ...
       search  --out FILE.json [--tries 40]
 
-`train` learns each recipe once per seed into RUNS/NAME/SEED and leaves alone what is there.
-`measure` has PCK of all of them by nearest neighbour and by the package's votes; `search` draws
+`train` learns each recipe once per seed into RUNS/NAME/SEED and leaves alone what is there; folders
+are learned from the model that ships. `measure` has PCK of all of them by nearest neighbour and by
+the package's votes, with --weights also where descriptors count otherwise; `sizes` has that of the
+model that ships, its photos seen at several sizes; `search` draws
 settings of the votes and weights of the layers for the models of GROUPS together. Both use the
 package's own matching, on development pairs alone, and add their part to FILE. PHOTOS: a folder,
 shards or a list, as of `surefeat pretrain`; the birds' DIR has pairs.csv and photos/. `--rehearse`
@@ -39,7 +42,7 @@ from surefeat.match.search import find, prepare_pair, vote
 from surefeat.match.votes import Voting
 from surefeat.measure.metrics import pck_over_pairs
 from surefeat.model.config import POINT_WEIGHTS
-from surefeat.model.features import Features
+from surefeat.model.features import Features, join_scales
 from surefeat.model.network import DenseFeatures
 
 Folder = Literal["voc", "birds", "pf-pascal"]
@@ -60,8 +63,6 @@ class Recipe:
     photos: int = 400
     """Of birds: those that are in no pair first, then the others without their labels."""
     steps: int = 500
-    start: str = ""
-    """The recipe whose first seed it starts from; none: ImageNet's weights."""
     kept: int = 0
     """Views of each photo that are kept, with preset `quick`; 0: new views at every step."""
 
@@ -79,41 +80,48 @@ class Recipe:
 
 
 VOC = "voc"
+MIDDLING = {"warp.rotation": 22.0, "warp.linear": 0.25, "warp.zoom": (0.6, 1.4)}
+LEARNS_RES5 = {"train.trained": "last"}
+FASTER = {"train.head_lr": 1e-3}
+
+FOLDERS: dict[str, tuple[float, dict[str, Any]]] = {
+    "soft, .1 mirrored": (0.1, SOFT),
+    "middling, .2 mirrored": (0.2, MIDDLING),
+    "wide, .1 mirrored": (0.1, WIDE),
+    "wide, .3 mirrored": (0.3, WIDE),
+    "wide, .3 mirrored, twice the rate": (0.3, WIDE | FASTER),
+    "wide, .3 mirrored, res5 learns too": (0.3, WIDE | LEARNS_RES5),
+}
+"""Ways to learn from a folder, from the model that ships: each is tried on both sets' photos."""
+
 RECIPES: dict[str, Recipe] = {
     VOC: Recipe("voc", 0.1, SOFT),
-    "voc, .2 mirrored": Recipe("voc", 0.2, SOFT),
-    "voc, none mirrored": Recipe("voc", 0.0, SOFT),
     "voc, wide": Recipe("voc", 0.1, WIDE),
-    "voc, twice the rate": Recipe("voc", 0.1, {"train.head_lr": 1e-3}),
-    "voc, 1,500 steps, falling rate": Recipe("voc", 0.1, {"train.decay": "cosine"}, steps=1500),
     "voc, linear head, res5 learns": Recipe("voc", 0.2, LAST),
-    "400 birds": Recipe("birds", 0.1, SOFT, start=VOC),
-    "400 birds, from ImageNet": Recipe("birds", 0.1, SOFT),
-    "400 birds, .3 mirrored": Recipe("birds", 0.3, SOFT, start=VOC),
-    "400 birds, wide, .3 mirrored": Recipe("birds", 0.3, WIDE, start=VOC),
-    "50 birds": Recipe("birds", 0.1, SOFT, photos=50, steps=250, start=VOC),
-    "200 birds": Recipe("birds", 0.1, SOFT, photos=200, steps=250, start=VOC),
-    "600 birds": Recipe("birds", 0.1, SOFT, photos=600, steps=375, start=VOC),
-    "1200 birds": Recipe("birds", 0.1, SOFT, photos=1200, start=VOC),
-    "1200 birds, wide, .3 mirrored": Recipe("birds", 0.3, WIDE, photos=1200, start=VOC),
-    "PF-PASCAL": Recipe("pf-pascal", 0.1, SOFT, start=VOC),
-    "PF-PASCAL, wide, .3 mirrored": Recipe("pf-pascal", 0.3, WIDE, start=VOC),
-    "200 birds, kept x 6": Recipe("birds", 0.1, SOFT, 200, 200, VOC, 6),
-    "200 birds, kept x 6, half the rate": Recipe(
-        "birds", 0.1, {"train.head_lr": 1e-3}, 200, 200, VOC, 6
+    **{f"400 birds, {way}": Recipe("birds", *how) for way, how in FOLDERS.items()},
+    **{f"PF-PASCAL, {way}": Recipe("pf-pascal", *how) for way, how in FOLDERS.items()},
+    "50 birds, wide, .3 mirrored": Recipe("birds", 0.3, WIDE, photos=50, steps=250),
+    "200 birds, wide, .3 mirrored": Recipe("birds", 0.3, WIDE, photos=200, steps=250),
+    "600 birds, wide, .3 mirrored": Recipe("birds", 0.3, WIDE, photos=600, steps=375),
+    "1200 birds, soft, .1 mirrored": Recipe("birds", 0.1, SOFT, photos=1200),
+    "1200 birds, wide, .3 mirrored": Recipe("birds", 0.3, WIDE, photos=1200),
+    "1200 birds, wide, .3 mirrored, 1,000 steps": Recipe(
+        "birds", 0.3, WIDE | {"train.decay": "cosine"}, photos=1200, steps=1000
     ),
-    "200 birds, kept x 6, quarter of the rate": Recipe(
-        "birds", 0.1, {"train.head_lr": 5e-4}, 200, 200, VOC, 6
+    "1200 birds, wide, .3 mirrored, res5 learns too": Recipe(
+        "birds", 0.3, WIDE | LEARNS_RES5, photos=1200
     ),
-    "200 birds, kept x 6, half the rate, 100 steps": Recipe(
-        "birds", 0.1, {"train.head_lr": 1e-3}, 200, 100, VOC, 6
-    ),
-    "200 birds, kept x 6, half the rate, .3 mirrored": Recipe(
-        "birds", 0.3, {"train.head_lr": 1e-3}, 200, 200, VOC, 6
-    ),
+    "200 birds, kept x 6": Recipe("birds", 0.1, SOFT, 200, 200, 6),
+    "200 birds, kept x 6, wide, .3 mirrored": Recipe("birds", 0.3, WIDE, 200, 200, 6),
+    "PF-PASCAL, kept x 6": Recipe("pf-pascal", 0.1, SOFT, 200, 200, 6),
+    "PF-PASCAL, kept x 6, wide, .3 mirrored": Recipe("pf-pascal", 0.3, WIDE, 200, 200, 6),
 }
 
-GROUPS = ((VOC, "pf-pascal", 1.0), (VOC, "birds", 1.0), ("400 birds", "birds", 0.5))
+GROUPS = (
+    (VOC, "pf-pascal", 1.0),
+    (VOC, "birds", 1.0),
+    ("400 birds, wide, .3 mirrored", "birds", 0.5),
+)
 """Recipe, set and weight in the goal of the search, which adds up PCK@0.1."""
 
 
@@ -147,7 +155,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     for name in args.recipes:
         recipe = RECIPES[name]
         source, photos = source_of(recipe, args)
-        start = args.runs / recipe.start / "seed 0" / "model" if recipe.start else args.init
+        start = args.init if recipe.folder == "voc" else "shipped"
         for seed in args.seeds:
             config = recipe.config(seed=seed, sigma=not args.without_sigma)
             if args.rehearse:
@@ -247,11 +255,34 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         scores[title] = {}
         for name in names:
             known = sets[name].features(model)
-            scores[title][name] = {
-                way: pck(known, sets[name].pairs, voting)
-                for way, voting in (("nearest", None), ("voting", Voting()))
+            scores[title][name] = both_ways(known, sets[name].pairs) | {
+                f"voting, descriptors {weight:g}": pck(
+                    known, sets[name].pairs, Voting(), (weight, 1.0)
+                )
+                for weight in args.weights
             }
         print(title, scores[title], flush=True)
+    return scores
+
+
+def both_ways(known: Mapping[Path, Features], pairs: Sequence[Pair]) -> dict[str, list[float]]:
+    """Way -> PCK at 0.05 and 0.1."""
+    ways = {"nearest": None, "voting": Voting()}
+    return {way: pck(known, pairs, voting) for way, voting in ways.items()}
+
+
+def measure_sizes(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Sides, as 256+384 -> set -> way -> PCK at 0.05 and 0.1, of the model that ships."""
+    sets, scores = load_sets(args), dict[str, Any]()
+    model = DenseFeatures.from_pretrained(device=device)
+    for sides in args.inputs:
+        scores[sides] = {}
+        for name, one in sets.items():
+            pixels = list(one.pixels.values())
+            seen = [model.extract(pixels, longest_side=int(n)) for n in sides.split("+")]
+            joined = map(join_scales, zip(*seen, strict=True))
+            scores[sides][name] = both_ways(dict(zip(one.pixels, joined, strict=True)), one.pairs)
+        print(sides, scores[sides], flush=True)
     return scores
 
 
@@ -305,11 +336,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=("train", "measure", "search"))
+    parser.add_argument("stage", choices=("train", "measure", "sizes", "search"))
     for name in ("--birds", "--pf-pascal", "--runs"):
         parser.add_argument(name, type=Path, required=True)
     for name in ("--voc", "--init"):
         parser.add_argument(name, type=Path)
+    parser.add_argument("--weights", type=float, nargs="*", default=[])
+    parser.add_argument("--inputs", nargs="*", default=[])
     parser.add_argument("--recipes", nargs="*", default=list(RECIPES), choices=list(RECIPES))
     parser.add_argument("--out", type=Path, default=Path("anyfolder.json"))
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
@@ -319,14 +352,13 @@ def main() -> None:
     args = parser.parse_args()
     device = choose_device(None)
     if args.stage == "train":
-        wanted = {"voc": args.voc, "": args.init}
-        for recipe in (RECIPES[name] for name in args.recipes):
-            if wanted.get(recipe.folder, "") is None or wanted.get(recipe.start, "") is None:
-                parser.error("these recipes need --voc PHOTOS and --init FILE; or other --recipes")
+        asked = {RECIPES[name].folder for name in args.recipes}
+        if "voc" in asked and (args.voc is None or args.init is None):
+            parser.error("these recipes need --voc PHOTOS and --init FILE; or other --recipes")
         train(args, device)
         return
     stored = json.loads(args.out.read_text())["metrics"] if args.out.exists() else {}
-    part = {"measure": measure, "search": search}[args.stage](args, device)
+    part = {"measure": measure, "sizes": measure_sizes, "search": search}[args.stage](args, device)
     recipes = {name: asdict(recipe) for name, recipe in RECIPES.items()}
     write_json(args.out, {
         "row": "search", "benchmark": "pf-pascal and birds", "split": "development pairs",
