@@ -46,4 +46,3 @@ def test_recipes_are_settings_of_the_package() -> None:
         assert (config.train.seed, config.loss.kind) == (3, "plain")
         assert (config.warp.mirrored, config.data.held_out) == (recipe.mirrored, 0)
         assert config.train.kept_views == recipe.photos * recipe.kept * bool(recipe.kept)
-        assert not recipe.start or recipe.start in RECIPES
