@@ -136,7 +136,7 @@ def _solve(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor, threads: 
     if mask.is_cuda:
         free = torch.cuda.mem_get_info(mask.device)[0]
         count = max(1, min(_TOGETHER, free // (3 * 8 * mask[0].numel() * mask.shape[-1])))
-        parts = zip(*(t.split(count) for t in (mask, right, down, targets)), strict=True)
+        parts = zip(*(torch.split(t, count) for t in (mask, right, down, targets)), strict=True)
         return torch.cat([solve_rows(*part) for part in parts])
     systems = zip(*(t.numpy() for t in (mask, right, down, targets)), strict=True)
     try:

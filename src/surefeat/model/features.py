@@ -278,9 +278,8 @@ def pool_bins(maps: Tensor, bins: Tensor, pooling: Pooling = "max") -> Tensor:
     order = kind_of.argsort().to(bins.device)
     parts = []
     # Bins have few sizes; a window sliding over all is ten times quicker than reading every cell.
-    for extent, own in zip(
-        kinds.tolist(), bins[order].split(kind_of.bincount().tolist()), strict=True
-    ):
+    groups = torch.split(bins[order], kind_of.bincount().tolist())
+    for extent, own in zip(kinds.tolist(), groups, strict=True):
         if not min(extent):
             parts.append(planes.new_zeros(len(own), planes.shape[1]))
             continue

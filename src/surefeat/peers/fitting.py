@@ -173,7 +173,7 @@ def frozen_vgg(init: Sequence[str | Path], *, device: torch.device) -> tuple[Ext
     mean, std = (torch.tensor(v, device=device)[:, None, None] for v in (trunk.mean, trunk.std))
     fast = device.type == "cuda"
     layout = torch.channels_last if fast else torch.contiguous_format
-    trunk.to(memory_format=layout)  # type: ignore[call-overload]
+    trunk.to(memory_format=layout)
 
     @torch.no_grad()
     def extract(images: Tensor) -> Tensor:

@@ -238,7 +238,7 @@ def step_losses(
         first = middle_maps(extract, photos, sizes, config)
     truths = [draw_warps(warp, len(photos), config, generator) for warp in WARPS]
     views = [render_views(photos, sizes, truth, side=config.side) for truth in truths]
-    second = extract(torch.cat(views)).split(len(photos))
+    second = torch.split(extract(torch.cat(views)), len(photos))
     losses = {
         warp: grid_loss(model(warp, first, maps), truth)
         for warp, maps, truth in zip(WARPS, second, truths, strict=True)
@@ -260,7 +260,7 @@ def learn_gcnn(
         # The trunk answers in this type there, so nothing is lost; 1.4 GB of 6,000 photos.
         kept = torch.cat([
             middle_maps(extract, part.float() / 255, own, config).bfloat16()
-            for part, own in zip(pixels.split(32), sizes.split(32), strict=True)
+            for part, own in zip(torch.split(pixels, 32), torch.split(sizes, 32), strict=True)
         ])  # fmt: skip
 
     def step(number: int) -> dict[str, Tensor]:

@@ -70,7 +70,12 @@ class ScnetConfig:
     not."""
     fit: FitConfig = field(
         default_factory=lambda: FitConfig(
-            steps=6140, batch=8, lr=1e-3, optimiser="sgd", weight_decay=5e-4
+            steps=6140,
+            batch=8,
+            lr=1e-3,
+            optimiser="sgd",
+            weight_decay=5e-4,
+            checkpoint_every=3000,
         )
     )
 
@@ -194,7 +199,7 @@ def pair_losses(model: Scnet, pairs: Sequence[TaughtPair]) -> Tensor:
     parts = [pooled_vectors(part) for pair in pairs for part in (pair.pooled0, pair.pooled1)]
     with torch.autocast(weight.device.type, torch.bfloat16, enabled=weight.is_cuda):
         whole = model.describe(torch.cat(parts).to(weight.dtype))
-    described = whole.split([len(part) for part in parts])
+    described = torch.split(whole, [len(part) for part in parts])
     losses = []
     for pair, first, second in zip(pairs, described[::2], described[1::2], strict=True):
         scores = region_scores_of(
