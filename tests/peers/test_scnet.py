@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from surefeat.peers.scnet import (
     learn_scnet,
     mirror_boxes,
     offset_votes,
-    pair_loss,
+    pair_losses,
     pool_square,
     pooled_vectors,
     region_scores_of,
@@ -100,8 +101,8 @@ def test_wrong_boxes_are_never_more_than_right_ones_nor_overlap() -> None:
 def test_votes_are_sums_over_bins_in_a_loop() -> None:
     boxes0, boxes1 = some_boxes(7), some_boxes(8, seed=1)
     alike = torch.rand(7, 8, generator=torch.Generator().manual_seed(2))
-    bins, _ = offset_bins(boxes0, boxes1, size0=(224, 224), size1=(224, 224), grid=VOTES)
-    votes = offset_votes(alike, bins)
+    bins, shape = offset_bins(boxes0, boxes1, size0=(224, 224), size1=(224, 224), grid=VOTES)
+    votes = offset_votes(alike, bins, total=math.prod(shape))
     singles = 0
     for n in range(7):
         for m in range(8):
@@ -174,7 +175,7 @@ def test_a_mirrored_pair_under_mirrored_features_has_the_same_loss() -> None:
         seen = maps.flip(-1) if mirrored else maps
         pooled = [pool_square(part, own, side=224) for part in seen]
         pair = TaughtPair(pooled[0], pooled[1], own, own, torch.arange(5), overlap)
-        return pair_loss(model, pair)
+        return pair_losses(model, [pair])
 
     before = loss(mirrored=False)
     with torch.no_grad():  # bins are rows, columns, channels

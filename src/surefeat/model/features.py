@@ -269,19 +269,24 @@ def pool_bins(maps: Tensor, bins: Tensor, pooling: Pooling = "max") -> Tensor:
         raise ValueError(f"pooling is {pooling!r}; choose 'max' or 'mean'")
     slide = F.max_pool2d if pooling == "max" else F.avg_pool2d
     planes = maps.float()[None].contiguous(memory_format=torch.channels_last)
-    pooled = planes.new_empty(len(bins), planes.shape[1])
     if not len(bins):
-        return pooled
-    extents = bins[:, 1::2] - bins[:, ::2]
+        return planes.new_empty(0, planes.shape[1])
+    # Sorted by size on the host, which waits for the device once and not for every size.
+    here = bins.cpu()
+    extents = here[:, 1::2] - here[:, ::2]
+    kinds, kind_of = torch.unique(extents, dim=0, return_inverse=True)
+    order = kind_of.argsort().to(bins.device)
+    parts = []
     # Bins have few sizes; a window sliding over all is ten times quicker than reading every cell.
-    for extent in torch.unique(extents, dim=0):
-        same = (extents == extent).all(1)
-        if not int(extent.min()):
-            pooled[same] = 0
+    groups = torch.split(bins[order], kind_of.bincount().tolist())
+    for extent, own in zip(kinds.tolist(), groups, strict=True):
+        if not min(extent):
+            parts.append(planes.new_zeros(len(own), planes.shape[1]))
             continue
-        slid = slide(planes, tuple(extent.tolist()), stride=1)[0].permute(1, 2, 0)
-        pooled[same] = slid[bins[same, 0], bins[same, 2]]
-    return pooled
+        slid = slide(planes, tuple(extent), stride=1)[0].permute(1, 2, 0)
+        parts.append(slid[own[:, 0], own[:, 2]])
+    sorted_bins = torch.cat(parts)
+    return torch.empty_like(sorted_bins).index_copy_(0, order, sorted_bins)
 
 
 def stack_boxes(boxes: object, *, size: tuple[int, int]) -> Tensor:

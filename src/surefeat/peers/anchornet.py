@@ -74,10 +74,11 @@ class Reduction:
 
 
 def reduce_cells(cells: Tensor, count: int) -> Reduction:
-    """Principal directions of cells (N, C), float32."""
+    """Principal directions of cells (N, C), float32, where they lie."""
     exact = cells.double()
     mean = exact.mean(0)
-    covariance = (exact - mean).T @ (exact - mean) / len(exact)
+    exact -= mean
+    covariance = exact.T @ exact / len(exact)
     _, vectors = torch.linalg.eigh(covariance)
     return Reduction(mean.float(), vectors.flip(1)[:, :count].T.contiguous().float())
 
@@ -92,7 +93,7 @@ def fit_reductions(
         for column, maps in zip(columns, layers, strict=True):
             flat = maps.flatten(2).transpose(1, 2)
             picked = torch.randint(flat.shape[1], (per_map,), generator=generator)
-            column.append(flat[:, picked.to(flat.device)].flatten(0, 1).cpu())
+            column.append(flat[:, picked.to(flat.device)].flatten(0, 1))
     return [reduce_cells(torch.cat(column), count) for column in columns]
 
 
@@ -127,8 +128,9 @@ class AnchorNet(nn.Module):
 
     def forward(self, columns: Tensor) -> Tensor:
         """Hypercolumns (B, 3 channels, h, w) -> filters' answers (B, K, h, w), any sign."""
-        raw = F.conv2d(columns, self.unit_filters(), padding=1)
-        return raw * self.temperature.exp() + self.bias[:, None, None]
+        with torch.autocast(columns.device.type, torch.bfloat16, enabled=columns.is_cuda):
+            raw = F.conv2d(columns, self.unit_filters(), padding=1)
+        return raw.to(columns.dtype) * self.temperature.exp() + self.bias[:, None, None]
 
     def packed(self, maps: Tensor) -> Tensor:
         """Answers after softplus (B, K, h, w) -> (B, channels, h, w)."""
@@ -210,14 +212,15 @@ def anchor_step(
     """
     config = model.config
     if step < (1 - config.packing) * config.fit.steps:
-        return {**label_losses(model, columns, labels), "packing": torch.zeros(())}
+        taken = label_losses(model, columns, labels)
+        return {**taken, "packing": torch.zeros_like(taken["loss"])}
     with torch.no_grad():
         maps = F.softplus(model(columns))
         mean: Tensor = model.mean  # type: ignore[assignment]
         mean.lerp_(maps.mean((0, 2, 3)), 0.05)
     loss = packing_loss(model, maps, generator)
-    names = ("discriminability", "silence", "filters", "places")
-    return {"loss": loss, **dict.fromkeys(names, torch.zeros(())), "packing": loss}
+    names, none = ("discriminability", "silence", "filters", "places"), torch.zeros_like(loss)
+    return {"loss": loss, **dict.fromkeys(names, none), "packing": loss}
 
 
 def learn_anchornet(
@@ -228,18 +231,20 @@ def learn_anchornet(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.fit.seed)
         model = AnchorNet(config).to(device)
+    if device.type == "cuda":
+        photos, labels = photos.to(device), labels.to(device)
 
     def step(number: int) -> dict[str, Tensor]:
         fit = config.fit
         rows = batch_indices(number, batch=fit.batch, count=len(photos), seed=fit.seed)
+        rows = rows.to(photos.device)
         columns = columns_of(photos[rows].to(device))
         drawn = generator_of(fit.seed, number, device)
-        taken = anchor_step(model, columns, labels[rows].to(device), number, drawn)
-        return {name: value.to(device) for name, value in taken.items()}
+        return anchor_step(model, columns, labels[rows].to(device), number, drawn)
 
     shown = ("loss", "discriminability", "places", "packing")
     learn_peer(Training(model, step, shown), run, config.fit, quiet=quiet)
-    about = about | filter_report(model, columns_of, photos, labels, device=device)
+    about = about | filter_report(model, columns_of, photos, labels.cpu(), device=device)
     tensors = dict(model.state_dict())
     for n, reduction in enumerate(reductions):
         tensors |= {f"mean{n}": reduction.mean, f"directions{n}": reduction.directions}

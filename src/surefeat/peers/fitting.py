@@ -172,11 +172,14 @@ def frozen_vgg(init: Sequence[str | Path], *, device: torch.device) -> tuple[Ext
     trunk, digest = imagenet_trunk("vgg16", init, device=device)
     mean, std = (torch.tensor(v, device=device)[:, None, None] for v in (trunk.mean, trunk.std))
     fast = device.type == "cuda"
+    layout = torch.channels_last if fast else torch.contiguous_format
+    trunk.to(memory_format=layout)
 
     @torch.no_grad()
     def extract(images: Tensor) -> Tensor:
+        seen = ((images - mean) / std).contiguous(memory_format=layout)
         with torch.autocast(device.type, torch.bfloat16, enabled=fast):
-            maps: Tensor = trunk((images - mean) / std, ("pool4",))["pool4"]
-        return maps.float()
+            maps: Tensor = trunk(seen, ("pool4",))["pool4"]
+        return maps.float().contiguous()
 
     return extract, digest

@@ -161,15 +161,17 @@ def fit_background(images: Iterable[Tensor], *, halved: bool = True) -> Backgrou
     products = torch.zeros(shape, dtype=torch.float64)
     for batch in images:
         whole = batch.float()
+        # Summed where the photos are: bringing each sum to the host would wait for the device.
+        products, total = products.to(whole.device), total.to(whole.device)
         for level in (whole, F.avg_pool2d(whole, 2)) if halved else (whole,):
             for view in (level, level.flip(-1)):
                 maps = hog_cells(view)
-                total += maps.sum((0, 2, 3)).double().cpu()
+                total += maps.sum((0, 2, 3)).double()
                 cells += maps[:, 0].numel()
                 _add_products(torch.cat([maps, torch.ones_like(maps[:, :1])], dim=1), products)
     if not cells:
         raise ValueError("no photos to estimate the background from; pass some")
-    mean = total / cells
+    products, mean = products.cpu(), total.cpu() / cells
     products /= products[..., -1:, -1:].clamp_min(1)
     first, second = products[..., :-1, -1:], products[..., -1:, :-1]
     # Around the mean of all cells: a plain difference of products would let its error add up.
@@ -188,7 +190,7 @@ def _add_products(maps: Tensor, products: Tensor) -> None:
             left, right = max(0, -across), max(0, across)
             here = maps[..., : height - down, left : width - right].transpose(0, 1).flatten(1)
             there = maps[..., down:, right : width - left].transpose(0, 1).flatten(1)
-            product = (here @ there.T).double().cpu()
+            product = (here @ there.T).double()
             products[reach + down, reach + across] += product
             if down:  # the same pairs of cells seen from the other end
                 products[reach - down, reach - across] += product.T

@@ -70,7 +70,12 @@ class ScnetConfig:
     not."""
     fit: FitConfig = field(
         default_factory=lambda: FitConfig(
-            steps=6140, batch=8, lr=1e-3, optimiser="sgd", weight_decay=5e-4
+            steps=6140,
+            batch=8,
+            lr=1e-3,
+            optimiser="sgd",
+            weight_decay=5e-4,
+            checkpoint_every=3000,
         )
     )
 
@@ -109,12 +114,12 @@ def _layer(config: ScnetConfig) -> nn.Linear:
     return layer
 
 
-def offset_votes(alike: Tensor, bins: Tensor) -> Tensor:
+def offset_votes(alike: Tensor, bins: Tensor, *, total: int) -> Tensor:
     """(N, M): what all matches of the same bin (N, M) say together; where there is none (-1), 0."""
-    known = bins >= 0
-    keys, index = torch.unique(bins[known], return_inverse=True)
-    counts = alike.new_zeros(len(keys)).index_add(0, index, (alike[known] - THRESHOLD).clamp_min(0))
-    return torch.zeros_like(alike).masked_scatter(known, counts[index])
+    index = (bins + 1).flatten()  # 0: no bin
+    votes = (alike - THRESHOLD).clamp_min(0).flatten()
+    counts = votes.new_zeros(total + 1).index_add(0, index, votes)
+    return torch.where(bins >= 0, counts[index].reshape(bins.shape), 0.0)
 
 
 def region_scores_of(
@@ -124,14 +129,15 @@ def region_scores_of(
     if kind == "a":
         return (described0 @ described1.T).clamp_min(0)
     size = (side, side)
-    bins, _ = offset_bins(boxes0, boxes1, size0=size, size1=size, grid=VOTES)
+    bins, shape = offset_bins(boxes0, boxes1, size0=size, size1=size, grid=VOTES)
+    total = shape[0] * shape[1] * shape[2]
     if kind == "ag":
         alike = described0 @ described1.T
-        return alike * (offset_votes(alike, bins) + FLOOR)
+        return alike * (offset_votes(alike, bins, total=total) + FLOOR)
     half = described0.shape[1] // 2
     alike = (described0[:, :half] @ described1[:, :half].T).clamp_min(0)
     voting = (described0[:, half:] @ described1[:, half:].T).clamp_min(0)
-    return alike * (offset_votes(voting, bins) + FLOOR)
+    return alike * (offset_votes(voting, bins, total=total) + FLOOR)
 
 
 def hinge_loss(
@@ -147,8 +153,9 @@ def hinge_loss(
     hard = torch.zeros_like(right).scatter_(
         1, ranked, torch.arange(scores.shape[1], device=scores.device) < wanted[:, None]
     )
-    costs = torch.cat([(1 - scores[right]).clamp_min(0), (1 + scores[hard]).clamp_min(0)])
-    return costs.mean() if len(costs) else scores.sum() * 0
+    # By masks: picking them out would wait for the device, twice a pair.
+    costs = (1 - scores).clamp_min(0) * right + (1 + scores).clamp_min(0) * hard
+    return costs.sum() / (right.sum() + hard.sum()).clamp_min(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,19 +190,25 @@ def mirror_boxes(boxes: Tensor, *, side: int) -> Tensor:
     return torch.stack([side - 1 - x2, y1, side - 1 - x1, y2], dim=-1)
 
 
-def pair_loss(model: Scnet, pair: TaughtPair) -> Tensor:
-    """The loss of one pair."""
-    config = model.config
-    dtype = model.look.weight.dtype
-    described0, described1 = (
-        model.describe(pooled_vectors(part).to(dtype)) for part in (pair.pooled0, pair.pooled1)
-    )
-    scores = region_scores_of(
-        config.kind, described0, described1, pair.boxes0, pair.boxes1, side=config.side
-    )
-    return hinge_loss(
-        scores[pair.active], pair.overlap, positive=config.positive, negative=config.negative
-    )
+def pair_losses(model: Scnet, pairs: Sequence[TaughtPair]) -> Tensor:
+    """The losses of pairs (P,); all their regions go through the layer at once.
+
+    On a GPU that is done in bfloat16; what is summed and compared afterwards is not.
+    """
+    config, weight = model.config, model.look.weight
+    parts = [pooled_vectors(part) for pair in pairs for part in (pair.pooled0, pair.pooled1)]
+    with torch.autocast(weight.device.type, torch.bfloat16, enabled=weight.is_cuda):
+        whole = model.describe(torch.cat(parts).to(weight.dtype))
+    described = torch.split(whole, [len(part) for part in parts])
+    losses = []
+    for pair, first, second in zip(pairs, described[::2], described[1::2], strict=True):
+        scores = region_scores_of(
+            config.kind, first, second, pair.boxes0, pair.boxes1, side=config.side
+        )
+        losses.append(hinge_loss(
+            scores[pair.active], pair.overlap, positive=config.positive, negative=config.negative
+        ))  # fmt: skip
+    return torch.stack(losses)
 
 
 def teach_pairs(
@@ -246,16 +259,14 @@ def learn_scnet(
     if start is not None:
         model.start_from(dict(start.tensors))
     model.to(device)
-    fast = device.type == "cuda"
 
     def step(number: int) -> dict[str, Tensor]:
         fit = config.fit
         rows = batch_indices(number, batch=fit.batch, count=len(pairs), seed=fit.seed)
-        with torch.autocast(device.type, torch.bfloat16, enabled=fast):
-            losses = [pair_loss(model, pairs[row]) for row in rows.tolist()]
+        losses = pair_losses(model, [pairs[row] for row in rows.tolist()])
         learning = model.look if model.vote is None else model.vote
         # The output is normalised: a growing norm is a falling rate.
-        return {"loss": torch.stack(losses).mean(), "norm": learning.weight.detach().norm()}
+        return {"loss": losses.mean(), "norm": learning.weight.detach().norm()}
 
     learn_peer(Training(model, step, ("loss", "norm")), run, config.fit, quiet=quiet)
     save_peer(run.folder / "model", "scnet", to_dict(config), model.state_dict(), about)
