@@ -36,6 +36,7 @@ from surefeat.measure.tables import (
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
+PEERS, RECIPE = ROOT / "docs" / "peers.md", ROOT / "docs" / "recipe.md"
 FIRST = ROOT / "docs" / "studies" / "first.md"
 """Rows of earlier versions, most of whose weights were not kept: they cannot be measured again."""
 
@@ -76,6 +77,7 @@ TITLES = {
     "paper-long": "the slower trunk, 6,000 steps instead of 2,000",
     "paper-long-without-confidence": "the same, 6,000 steps, w/o confidence",
     "paper-without-confidence": "the paper's recipe w/o confidence",
+    "res4e": "res4e, untrained, 224 px",
     "res4d": "res4d, untrained",
     "res4c": "res4c, untrained",
     "res4c@224+320": "res4c, untrained, seen at 224 and 320 px",
@@ -86,6 +88,59 @@ TITLES = {
     "hog": "HOG",
 }
 """Rows as tables and figures call them, in their order; others by their own names."""
+
+OWN_WAY = {
+    "ours@320": "**ours**, as it ships, voting",
+    "ours@256+384": "ours, slower, voting",
+    "res4e@320": "res4e, untrained, voting",
+    "hyperpixel-flow": "Hyperpixel Flow (layers chosen by val **keypoints**)",
+    "gcnn": "gCNN, affine then thin-plate",
+    "gcnn-affine": "gCNN, affine alone",
+    "gcnn-tps": "gCNN, thin-plate alone",
+    "landmarks-10": "Thewlis et al., 10 landmarks",
+    "landmarks-64": "Thewlis et al., 64 landmarks",
+    "landmarks-64-per-class": "Thewlis et al., 64 landmarks per class (**labels**)",
+}
+"""Rows that move points in a way of their own; ours as users get it."""
+
+BY_REGIONS = {
+    "ours": "**ours**, 224 px",
+    "ours+phm": "ours, PHM", "ours+lom": "ours, LOM",
+    "res4e": "res4e, untrained",
+    "vgg16": "VGG16 pool4, untrained",
+    "vgg16+phm": "VGG16 pool4, PHM", "vgg16+lom": "VGG16 pool4, LOM",
+    "resnet50-hc": "ResNet-50-HC, untrained",
+    "scnet-a-untrained": "SCNet-A before training",
+    "scnet-a": "SCNet-A (**keypoints** of 614 pairs)",
+    "scnet-a-fast": "SCNet-A, ten times the rate (**keypoints**)",
+    "scnet-a-public": "SCNet-A (**keypoints** of the public 1,172 pairs, test pairs among them)",
+    "scnet-a+phm": "SCNet-A, PHM (**keypoints**)", "scnet-a+lom": "SCNet-A, LOM (**keypoints**)",
+    "scnet-ag": "SCNet-AG (**keypoints**)", "scnet-ag+": "SCNet-AG+ (**keypoints**)",
+    "hog-nam": "HOG, NAM", "hog-phm": "HOG, PHM", "hog-lom": "HOG, LOM",
+    "anchornet-hc": "AnchorNet's hypercolumns, untrained",
+    "anchornet": "AnchorNet (**labels**)",
+    "landmarks-10": "Thewlis et al., 10 landmarks",
+    "landmarks-64": "Thewlis et al., 64 landmarks",
+    "landmarks-64-per-class": "Thewlis et al., 64 landmarks per class (**labels**)",
+}  # fmt: skip
+"""Rows of the paper's route, what taught them beside."""
+
+LABELLED = {row: BY_REGIONS[row] for row in ("anchornet", "landmarks-64")}
+"""Peers of the few-shot table; gCNN's would be VGG16's row."""
+
+PRINTED = {
+    "paper-as-printed": "as printed",
+    "paper-without-confidence": "as printed, w/o confidence",
+    "paper-slow": "slower trunk",
+    "paper-slow-without-confidence": "slower trunk, w/o confidence",
+    "paper-slow-boxes": "slower trunk, true boxes",
+    "paper-slow-boxes-without-confidence": "slower trunk, true boxes, w/o confidence",
+    "paper-long": "slower trunk, 6,000 steps",
+    "paper-long-without-confidence": "slower trunk, 6,000 steps, w/o confidence",
+    "res4c": "res4c, untrained",
+    "ours": "**ours**, 224 px",
+}
+"""Rows of the paper's recipe, with the view it prints."""
 
 
 def read(name: str) -> dict[str, Any] | None:
@@ -121,11 +176,14 @@ class Line:
     """Under results/."""
 
 
-def lines_of(benchmark: str, split: str = "test", *, folder: str = "") -> list[Line]:
-    """Every row of a benchmark that may be shown, in the order of TITLES, seeds below their row."""
+def lines_of(
+    benchmark: str, split: str = "test", *, folder: str = "",
+    titles: Mapping[str, str] = TITLES,
+) -> list[Line]:  # fmt: skip
+    """Every row of a benchmark that may be shown, in the order of titles, seeds below their row."""
     lines = []
     folder = folder or FOLDERS.get(benchmark, benchmark)
-    for row, title in TITLES.items():
+    for row, title in titles.items():
         name = f"{folder}/{file_stem(benchmark, split, row)}.json"
         first = read(name)
         if first is None:
@@ -179,7 +237,7 @@ def points(benchmark: str, *, first: bool = False) -> str:
 
 def by_regions(benchmark: str, *, first: bool = False) -> str:
     """The paper's route, its variants, and regions themselves."""
-    routes = ("flow", "mean-flow")
+    routes = ("flow", "mean-flow", "published-flow")
     columns = {ROUTES[route]: pck_score(route, RULES[benchmark]) for route in routes}
     areas = {"PCR area": Score("pcr area"), "mIoU@k area": Score("miou area")}
     return matching_table(benchmark, columns | areas, first=first)
@@ -193,10 +251,48 @@ def controls(benchmark: str, *, first: bool = False) -> str:
     return matching_table(benchmark, columns, first=first, control=True)
 
 
+def own_way(benchmark: str) -> str:
+    """Keypoints as each row moves them itself: a peer in its own way, ours by voting."""
+    rule = RULES[benchmark]
+    asked = [(r, alpha, False) for r in (rule, "img") for alpha in (0.1, 0.05)]
+    asked.append((rule, 0.1, True))
+    heads = [f"{r}@{alpha:g}{', shifted' if shifted else ''}" for r, alpha, shifted in asked]
+    table, lines = [["row", *heads, "published"]], []
+    for line in lines_of(benchmark, titles=OWN_WAY):
+        first = line.results[0]
+        route = "own" if pck_score("own", rule).of(first) is not None else "voting"
+        scores = [pck_score(route, r, alpha=alpha, shifted=shifted) for r, alpha, shifted in asked]
+        cells = [cell(line.results, score) for score in scores]
+        if any(cells):
+            known = [(published(line.row, benchmark, score), score) for score in scores]
+            said = [f"{score.shown(value)} {score.rule}" for value, score in known if value]
+            table.append([line.title, *cells, ", ".join(said)])
+            lines.append(line)
+    return linked(table, lines) if lines else AGAIN
+
+
+def peers_by_regions(benchmark: str, titles: Mapping[str, str]) -> str:
+    """The paper's route and the rest that maps can be asked, shifted ones among them."""
+    rule = RULES[benchmark]
+    routes = ("flow", "published-flow", "mean-flow", "nearest", "voting")
+    columns = {ROUTES[route]: pck_score(route, rule) for route in routes}
+    columns |= {
+        "PCR area": Score("pcr area"), "shifted": Score("pcr area", shifted=True),
+        "mIoU@k area": Score("miou area"),
+    }  # fmt: skip
+    lines = [line for line in lines_of(benchmark, titles=titles)
+             if any(cell(line.results, score) for score in columns.values())]  # fmt: skip
+    if not lines:
+        return AGAIN
+    table = score_table({line.title: line.results for line in lines}, columns)
+    known = [FLOW.shown(published(line.row, benchmark, FLOW)) for line in lines]
+    return linked(with_column(table, "published", known), lines)
+
+
 def few_shot(folder: str) -> str:
     sizes = ("1", "2", "5", "10", "20", "50", "100", "all")
     columns = {size: Score("pck", alpha=0.1, rule="bbox", images=size) for size in sizes}
-    lines = lines_of("pascal3d", "val", folder=folder)
+    lines = lines_of("pascal3d", "val", folder=folder, titles=TITLES | LABELLED)
     table = score_table({line.title: line.results for line in lines}, columns, head="labelled")
     mean = [Score("pck", CONTROL, 0.1, "bbox", images=size) for size in sizes]
     table.append([f"{CONTROL} (control)", *(cell(lines[0].results, score) for score in mean)])
@@ -390,6 +486,11 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "training speed": training_speed,
         "parts": stages,
     },
+    PEERS: {
+        **{f"own {name}": partial(own_way, name) for name in PAPERS},
+        **{f"regions {name}": partial(peers_by_regions, name, BY_REGIONS) for name in PAPERS},
+    },
+    RECIPE: {"printed": partial(peers_by_regions, "pf-pascal", PRINTED)},
     FIRST: {
         **{f"points {name}": partial(points, name, first=True) for name in RULES},
         **{f"regions {name}": partial(by_regions, name, first=True) for name in PAPERS},

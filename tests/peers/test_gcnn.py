@@ -179,7 +179,7 @@ def test_draws_keep_to_their_ranges() -> None:
 
 
 def test_it_learns_eight_photos_by_heart(canvas: Canvas) -> None:
-    """Fixed warps: the grid loss of the affine net falls below 1e-3 within 300 steps."""
+    """Fixed warps: the grid losses of both nets fall below 1e-3 within 300 steps."""
     torch.manual_seed(0)
     model = Gcnn(SMALL)
     photos, sizes = canvas.pixels.float() / 255, canvas.sizes
@@ -190,10 +190,10 @@ def test_it_learns_eight_photos_by_heart(canvas: Canvas) -> None:
         optimiser.zero_grad()
         taken["loss"].backward()
         optimiser.step()
-        if step % 10 == 0 and taken["affine"].item() < 1e-3:
+        if step % 10 == 0 and taken["loss"].item() < 1e-3:
             break
-    assert float(taken["affine"]) < 1e-3
-    assert float(taken["tps"]) < 0.1
+    assert taken["affine"].item() < 1e-3
+    assert taken["tps"].item() < 1e-3
 
 
 def test_a_run_writes_a_peer_that_moves_points_and_can_be_resumed(
