@@ -289,6 +289,26 @@ def peers_by_regions(benchmark: str, titles: Mapping[str, str]) -> str:
     return linked(with_column(table, "published", known), lines)
 
 
+def costs() -> str:
+    """What a pair costs by each way, and what training each peer took."""
+    pairs, runs = read("speed/pairs.json"), read("studies/training_peers.json")
+    if pairs is None:
+        return AGAIN
+    taught = {} if runs is None else runs["metrics"]
+    table = [["", "a pair, processor seconds", "times ours", "training, seconds on a GPU"]]
+    for title, one in pairs["metrics"].items():
+        run = taught.get({"hog-nam": "hog"}.get(title, title), {})
+        spent = run.get("seconds at its fastest")
+        cells = [f"{one['seconds']:.2f}", f"{one['times the first']:.1f}"]
+        table.append([title, *cells, "" if spent is None else f"{spent:.0f}"])
+    threads = pairs["config"]["threads"]
+    said = f"{pairs['hardware']}, {threads} thread, {link('speed/pairs.json')}"
+    if runs is not None:
+        said += f"; {runs['hardware']}, all steps at the speed of the fastest that were logged, "
+        said += link("studies/training_peers.json")
+    return markdown(table) + f"\n{said}.\n"
+
+
 def few_shot(folder: str) -> str:
     sizes = ("1", "2", "5", "10", "20", "50", "100", "all")
     columns = {size: Score("pck", alpha=0.1, rule="bbox", images=size) for size in sizes}
@@ -489,6 +509,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     PEERS: {
         **{f"own {name}": partial(own_way, name) for name in PAPERS},
         **{f"regions {name}": partial(peers_by_regions, name, BY_REGIONS) for name in PAPERS},
+        "costs": costs,
     },
     RECIPE: {"printed": partial(peers_by_regions, "pf-pascal", PRINTED)},
     FIRST: {
