@@ -34,7 +34,7 @@ from conventions import conventions
 from results_page import TITLES
 from surefeat import viz
 from surefeat.core.files import write_bytes
-from surefeat.core.geometry import box_area, box_iou
+from surefeat.core.geometry import box_area
 from surefeat.core.image import write_png
 from surefeat.data.drawn import Instance, correspondences, draw, write_folder
 from surefeat.data.drawn_categories import CATEGORIES
@@ -56,7 +56,6 @@ from surefeat.show.style import (
     colour_of,
     hide_frames,
     new_figure,
-    outline,
     picture,
     show,
     show_map,
@@ -124,9 +123,10 @@ def match() -> Figure:
 
     Both photos are in the public domain; the points were chosen by hand and all matches are shown.
     """
-    photos = portraits()
+    navy = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
+    (left, top), photos = (40, 0), (data.astronaut()[:420, 40:400], load_cut(navy))
     features = surefeat.DenseFeatures.from_pretrained().extract(photos)
-    points = torch.tensor(POINTS) - torch.tensor([40, 0])  # what the first is cut by
+    points = torch.tensor(POINTS) - torch.tensor([left, top])
     matches = surefeat.match_points(*features, points)
     return viz.match_lines(*photos, matches)
 
@@ -218,22 +218,11 @@ def confidence() -> Figure:
 
 
 def motorcycles() -> tuple[list[Tensor], list[surefeat.Features]]:
-    """Two photos of one motorcycle, and their features."""
-    photos = motorcycle_photos()
-    return photos, surefeat.DenseFeatures.from_pretrained().extract(photos)
-
-
-def motorcycle_photos() -> list[Tensor]:
-    """Two of one motorcycle, the second turned and closer."""
+    """Two photos of one motorcycle, the second turned and closer, and their features."""
     left, right, _ = data.stereo_motorcycle()
     tilted = turned(Image.fromarray(right), degrees=10, zoom=1.35)
-    return [surefeat.load_image(photo) for photo in (left, tilted)]
-
-
-def portraits() -> list[Tensor]:
-    """Two people; both photos are in the public domain."""
-    navy = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
-    return [surefeat.load_image(data.astronaut()[:420, 40:400]), load_cut(navy)]
+    photos = [surefeat.load_image(photo) for photo in (left, tilted)]
+    return photos, surefeat.DenseFeatures.from_pretrained().extract(photos)
 
 
 def region_matches() -> Figure:
@@ -241,48 +230,6 @@ def region_matches() -> Figure:
     boxes = [middling(propose(photo), photo) for photo in photos]
     regions = surefeat.match_regions(*features, *boxes, lower_weight=REGION_WEIGHTS[1])
     return viz.region_matches(*photos, regions, top=6, overlap=0.15)
-
-
-def peers() -> Figure:
-    """The paper's panel: what HOG, ours and SCNet-A take for the same regions."""
-    return peer_panel(json.loads((RESULTS / "studies" / "panel.json").read_text())["metrics"])
-
-
-@rc_context(STYLE)
-def peer_panel(stored: dict[str, Any], *, top: int = 5) -> Figure:
-    """A row per system, two photos per pair; a colour marks the two boxes of a match."""
-    photos = {"motorcycle": motorcycle_photos(), "portraits": portraits()}
-    systems = list(next(iter(stored.values())))
-    figure = new_figure(
-        2.0 * len(systems), "Regions matched by three systems, each row one of them: the five "
-        "matches it is surest of, none of which has a box that overlaps with a better one's by "
-        "more than 0.15. A colour marks the two boxes of a match."
-    )  # fmt: skip
-    widths = [max(photo.shape[2] / photo.shape[1] for photo in photos[name]) for name in stored]
-    ratios = [ratio for ratio in widths for _ in range(2)]
-    axes = figure.subplots(len(systems), 2 * len(stored), width_ratios=ratios, squeeze=False)
-    for row, system in enumerate(systems):
-        for column, (name, found) in enumerate(stored.items()):
-            boxes = [torch.tensor(found[system][key]) for key in ("boxes0", "boxes1")]
-            chosen = apart(boxes, top=top, overlap=0.15)
-            pair = axes[row, 2 * column : 2 * column + 2]
-            for axis, photo, own in zip(pair, photos[name], boxes, strict=True):
-                show(axis, *picture(photo))
-                for place, number in enumerate(chosen):
-                    outline(axis, own[number].tolist(), colour_of(place), width=1.8)
-        small_title(axes[row, 0], system)
-    hide_frames(axes.flat)
-    return figure
-
-
-def apart(boxes: Sequence[Tensor], *, top: int, overlap: float) -> list[int]:
-    """Of matches, best first, those whose boxes (N, 4) in either photo hardly overlap."""
-    tables = [box_iou(part, part) for part in boxes]
-    chosen: list[int] = []
-    for number in range(len(boxes[0])):
-        if all(float(table[number, other]) <= overlap for table in tables for other in chosen):
-            chosen.append(number)
-    return chosen[:top]
 
 
 def turned(photo: Image.Image, *, degrees: float, zoom: float) -> Image.Image:
