@@ -36,7 +36,7 @@ from surefeat.measure.tables import (
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
-PEERS, RECIPE = ROOT / "docs" / "peers.md", ROOT / "docs" / "recipe.md"
+PEERS = ROOT / "docs" / "peers.md"
 FIRST = ROOT / "docs" / "studies" / "first.md"
 """Rows of earlier versions, most of whose weights were not kept: they cannot be measured again."""
 
@@ -77,7 +77,6 @@ TITLES = {
     "paper-long": "the slower trunk, 6,000 steps instead of 2,000",
     "paper-long-without-confidence": "the same, 6,000 steps, w/o confidence",
     "paper-without-confidence": "the paper's recipe w/o confidence",
-    "res4e": "res4e, untrained, 224 px",
     "res4d": "res4d, untrained",
     "res4c": "res4c, untrained",
     "res4c@224+320": "res4c, untrained, seen at 224 and 320 px",
@@ -94,53 +93,8 @@ OWN_WAY = {
     "ours@256+384": "ours, slower, voting",
     "res4e@320": "res4e, untrained, voting",
     "hyperpixel-flow": "Hyperpixel Flow (layers chosen by val **keypoints**)",
-    "gcnn": "gCNN, affine then thin-plate",
-    "gcnn-affine": "gCNN, affine alone",
-    "gcnn-tps": "gCNN, thin-plate alone",
-    "landmarks-10": "Thewlis et al., 10 landmarks",
-    "landmarks-64": "Thewlis et al., 64 landmarks",
-    "landmarks-64-per-class": "Thewlis et al., 64 landmarks per class (**labels**)",
 }
 """Rows that move points in a way of their own; ours as users get it."""
-
-BY_REGIONS = {
-    "ours": "**ours**, 224 px",
-    "ours+phm": "ours, PHM", "ours+lom": "ours, LOM",
-    "res4e": "res4e, untrained",
-    "vgg16": "VGG16 pool4, untrained",
-    "vgg16+phm": "VGG16 pool4, PHM", "vgg16+lom": "VGG16 pool4, LOM",
-    "resnet50-hc": "ResNet-50-HC, untrained",
-    "scnet-a-untrained": "SCNet-A before training",
-    "scnet-a": "SCNet-A (**keypoints** of 614 pairs)",
-    "scnet-a-fast": "SCNet-A, ten times the rate (**keypoints**)",
-    "scnet-a-public": "SCNet-A (**keypoints** of the public 1,172 pairs, test pairs among them)",
-    "scnet-a+phm": "SCNet-A, PHM (**keypoints**)", "scnet-a+lom": "SCNet-A, LOM (**keypoints**)",
-    "scnet-ag": "SCNet-AG (**keypoints**)", "scnet-ag+": "SCNet-AG+ (**keypoints**)",
-    "hog-nam": "HOG, NAM", "hog-phm": "HOG, PHM", "hog-lom": "HOG, LOM",
-    "anchornet-hc": "AnchorNet's hypercolumns, untrained",
-    "anchornet": "AnchorNet (**labels**)",
-    "landmarks-10": "Thewlis et al., 10 landmarks",
-    "landmarks-64": "Thewlis et al., 64 landmarks",
-    "landmarks-64-per-class": "Thewlis et al., 64 landmarks per class (**labels**)",
-}  # fmt: skip
-"""Rows of the paper's route, what taught them beside."""
-
-LABELLED = {row: BY_REGIONS[row] for row in ("anchornet", "landmarks-64")}
-"""Peers of the few-shot table; gCNN's would be VGG16's row."""
-
-PRINTED = {
-    "paper-as-printed": "as printed",
-    "paper-without-confidence": "as printed, w/o confidence",
-    "paper-slow": "slower trunk",
-    "paper-slow-without-confidence": "slower trunk, w/o confidence",
-    "paper-slow-boxes": "slower trunk, true boxes",
-    "paper-slow-boxes-without-confidence": "slower trunk, true boxes, w/o confidence",
-    "paper-long": "slower trunk, 6,000 steps",
-    "paper-long-without-confidence": "slower trunk, 6,000 steps, w/o confidence",
-    "res4c": "res4c, untrained",
-    "ours": "**ours**, 224 px",
-}
-"""Rows of the paper's recipe, with the view it prints."""
 
 
 def read(name: str) -> dict[str, Any] | None:
@@ -271,28 +225,21 @@ def own_way(benchmark: str) -> str:
     return linked(table, lines) if lines else AGAIN
 
 
-def peers_by_regions(benchmark: str, titles: Mapping[str, str]) -> str:
-    """The paper's route and the rest that maps can be asked, shifted ones among them."""
-    rule = RULES[benchmark]
-    routes = ("flow", "published-flow", "mean-flow", "nearest", "voting")
-    columns = {ROUTES[route]: pck_score(route, rule) for route in routes}
-    columns |= {
-        "PCR area": Score("pcr area"), "shifted": Score("pcr area", shifted=True),
-        "mIoU@k area": Score("miou area"),
-    }  # fmt: skip
-    lines = [line for line in lines_of(benchmark, titles=titles)
-             if any(cell(line.results, score) for score in columns.values())]  # fmt: skip
-    if not lines:
+def costs() -> str:
+    """What a pair costs by each way of matching."""
+    result = read("speed/pairs.json")
+    if result is None:
         return AGAIN
-    table = score_table({line.title: line.results for line in lines}, columns)
-    known = [FLOW.shown(published(line.row, benchmark, FLOW)) for line in lines]
-    return linked(with_column(table, "published", known), lines)
+    table = [["", "processor seconds", "times ours"]]
+    for title, one in result["metrics"].items():
+        table.append([title, f"{one['seconds']:.2f}", f"{one['times the first']:.1f}"])
+    return markdown(table) + f"\n{result['hardware']}, {link('speed/pairs.json')}.\n"
 
 
 def few_shot(folder: str) -> str:
     sizes = ("1", "2", "5", "10", "20", "50", "100", "all")
     columns = {size: Score("pck", alpha=0.1, rule="bbox", images=size) for size in sizes}
-    lines = lines_of("pascal3d", "val", folder=folder, titles=TITLES | LABELLED)
+    lines = lines_of("pascal3d", "val", folder=folder)
     table = score_table({line.title: line.results for line in lines}, columns, head="labelled")
     mean = [Score("pck", CONTROL, 0.1, "bbox", images=size) for size in sizes]
     table.append([f"{CONTROL} (control)", *(cell(lines[0].results, score) for score in mean)])
@@ -486,11 +433,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "training speed": training_speed,
         "parts": stages,
     },
-    PEERS: {
-        **{f"own {name}": partial(own_way, name) for name in PAPERS},
-        **{f"regions {name}": partial(peers_by_regions, name, BY_REGIONS) for name in PAPERS},
-    },
-    RECIPE: {"printed": partial(peers_by_regions, "pf-pascal", PRINTED)},
+    PEERS: {"own pf-pascal": partial(own_way, "pf-pascal"), "costs": costs},
     FIRST: {
         **{f"points {name}": partial(points, name, first=True) for name in RULES},
         **{f"regions {name}": partial(by_regions, name, first=True) for name in PAPERS},

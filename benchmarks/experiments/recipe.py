@@ -78,8 +78,6 @@ def train(names: Sequence[str], options: argparse.Namespace) -> None:
         config = changed(base, {"train.checkpoint_every": 10**9, "train.compile": "off"} | changes)
         if options.steps is not None:
             config = replace(config, train=replace(config.train, steps=options.steps))
-        if options.compile is not None:
-            config = replace(config, train=replace(config.train, compile=options.compile))
         keep = options.keep_all if kind == "all" else options.keep
         init = next(path for path in options.init if config.model.trunk[:3] in Path(path).name)
         pretrain(
@@ -168,7 +166,6 @@ def main() -> None:
     parser.add_argument("--weak", type=Path, help="COCO json of boxes found from labels")
     parser.add_argument("--recipe", choices=tuple(VARIANTS), default="ours")
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--compile", choices=("on", "off"), help="instead of a variant's own")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--split", default="val")
     parser.add_argument("--pairs", type=int)
