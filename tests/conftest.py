@@ -18,9 +18,20 @@ settings.register_profile("surefeat", deadline=None)
 settings.load_profile("surefeat")
 
 
+def pytest_configure() -> None:
+    """pytest-xdist runs one worker per core, so each worker keeps to one thread.
+
+    Fixtures of a file and processes that tests start too: two threads on one core wait for each
+    other longer than they compute.
+    """
+    for library in ("OMP", "MKL", "OPENBLAS"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """pytest-xdist runs one worker per core, so each worker keeps to one thread."""
+    """A test that asked for more keeps them to itself."""
     torch.set_num_threads(1)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 import tiny
 from commands import all_commands
@@ -113,12 +114,22 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fetch.SOURCES, "pf-willow", source)
 
 
+REPORTED = ("pretrain", "report")
+"""What they draw takes longer than all else: tests/show/test_report.py."""
+
+
 @pytest.mark.usefixtures("served")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_speaks_words_and_json(
-    name: str, inputs: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    inputs: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for way in ("words", "json"):
+        if way == "json" or name in REPORTED:  # drawn once is enough
+            monkeypatch.setattr(Figure, "savefig", tiny.save_blank)
         options = COMMANDS[name].format(**inputs, new=tmp_path / way).split()
         capsys.readouterr()
         main([*name.split(), *options, *(["--json"] if way == "json" else [])])

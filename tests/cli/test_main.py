@@ -30,7 +30,9 @@ from surefeat.show import matches as match_page
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
-    DenseFeatures(ModelConfig(trunk="small", channels=8, longest_side=64)).save_pretrained(folder)
+    DenseFeatures(
+        ModelConfig(trunk="small", head="linear", channels=8, longest_side=64)
+    ).save_pretrained(folder)
     return str(folder)
 
 

@@ -20,7 +20,6 @@ from tiny import images, learn, same_bits, tiny, weights
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {
     **os.environ,
-    "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), str(HERE)]),
 }
 
@@ -66,29 +65,48 @@ CHECKPOINT = "checkpoint-00000008.safetensors"
 KILLED = {f"{signal.SIGKILL:d}@6": [3, 4, 6], f"{signal.SIGKILL:d}@{CHECKPOINT}": [3, 4, 6, 8]}
 STOPPED = [f"{signal.SIGINT:d}@6", f"{signal.SIGTERM:d}@6"]
 
-# Two processes: all steps; the first 6; the last 6 of what one process began; a stopped run.
+# Two processes as torchrun starts them, forked so that torch is imported once: all steps; the first
+# 6; the last 6 of what one process began; a stopped run.
 SHARED = """
-import os, signal, sys
+import os, signal, socket, sys, traceback
 import torch
+import torch._dynamo, torch.distributed
 import surefeat.learn.pretrain
 from pathlib import Path
 from tiny import learn, tiny
 torch.set_num_threads(1)
-source, root = Path(sys.argv[1]), Path(sys.argv[2])
-learn(source, root / "two", tiny())
-learn(source, root / "two-then-one", tiny(), steps=6)
-learn(source, root / "one-then-two", steps=12, resume=True)
 steps = surefeat.learn.pretrain.pair_steps
 def disturbed(*args):
     for step, taken in enumerate(steps(*args)):
         if step == 4 and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGTERM)
         yield taken
-surefeat.learn.pretrain.pair_steps = disturbed
-try:
-    learn(source, root / "stopped", tiny(log_every=100, checkpoint_every=100))
-except KeyboardInterrupt as error:
-    (root / f"said-{os.environ['RANK']}").write_text(str(error))
+def run(source, root):
+    learn(source, root / "two", tiny())
+    learn(source, root / "two-then-one", tiny(), steps=6)
+    learn(source, root / "one-then-two", steps=12, resume=True)
+    surefeat.learn.pretrain.pair_steps = disturbed
+    try:
+        learn(source, root / "stopped", tiny(log_every=100, checkpoint_every=100))
+    except KeyboardInterrupt as error:
+        (root / f"said-{os.environ['RANK']}").write_text(str(error))
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+children = []
+for rank in ("0", "1"):
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = rank
+    children.append(os.fork())
+    if not children[-1]:
+        try:
+            run(Path(sys.argv[1]), Path(sys.argv[2]))
+            torch.distributed.destroy_process_group()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+sys.exit(any(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """
 
 
@@ -99,8 +117,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return learn(source, tmp_path_factory.mktemp("runs") / "undisturbed", tiny()).folder
+
+
+@pytest.fixture(scope="module")
+def begun(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps: checkpoints 4 and 6."""
+    return learn(source, tmp_path_factory.mktemp("begun") / "run", tiny(), steps=6).folder
 
 
 @pytest.fixture(scope="module")
@@ -159,13 +182,11 @@ def test_a_stop_signal_saves_and_the_run_resumes_to_the_same_bits(
 
 
 @pytest.fixture(scope="module")
-def shared(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes of torchrun left behind."""
+def shared(source: Path, begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes left behind."""
     root = tmp_path_factory.mktemp("shared")
-    learn(source, root / "one-then-two", tiny(), steps=6)
-    (root / "script.py").write_text(SHARED)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *torchrun, str(root / "script.py"), str(source), str(root)]
+    shutil.copytree(begun, root / "one-then-two")
+    command = [sys.executable, "-c", SHARED, str(source), str(root)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return root
@@ -201,9 +222,9 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(shared: Path) -> Non
 
 
 @pytest.fixture
-def halfway(source: Path, tmp_path: Path) -> Path:
-    """A run of six steps: checkpoints 4 and 6."""
-    return learn(source, tmp_path / "run", tiny(), steps=6).folder
+def halfway(begun: Path, tmp_path: Path) -> Path:
+    """The same in a folder of its own."""
+    return Path(shutil.copytree(begun, tmp_path / "run"))
 
 
 def test_a_truncated_checkpoint_falls_back_to_the_one_before(

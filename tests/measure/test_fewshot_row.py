@@ -59,7 +59,7 @@ def test_a_round_fits_the_detector_that_ships(
 ) -> None:
     """The same head, bit for bit, which finds the same keypoints."""
     torch.manual_seed(0)
-    model = DenseFeatures(ModelConfig(trunk="small", channels=8)).eval()
+    model = DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).eval()
     model.save_pretrained(tmp_path / "model")
     model = DenseFeatures.from_pretrained(tmp_path / "model", device="cpu")
     config = KeypointConfig(size=64, least_views=200, hidden=8, epochs=1, least_steps=30, batch=4)
@@ -293,7 +293,9 @@ def test_tables_show_rows_spread_and_control(result: Path) -> None:
 
 def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
-    DenseFeatures(ModelConfig(trunk="small", channels=8)).save_pretrained(tmp_path / "model")
+    DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).save_pretrained(
+        tmp_path / "model"
+    )
     data = write_benchmark(tmp_path / "data")
     # fmt: off
     command = ["evaluate", "pascal3d", str(data), "--model", str(tmp_path / "model"), "--out",
