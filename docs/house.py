@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -45,6 +46,12 @@ def room(name: str) -> int:
     return ROOMS.index(name.split(".")[0])
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file as Python reads it."""
+    return ast.parse(path.read_text())
+
+
 def for_types_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
@@ -60,7 +67,7 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
 def imports(path: Path, known: dict[str, Path]) -> set[str]:
     """Modules of surefeat that a file imports anywhere; a room by itself is none."""
     below: set[str] = set()
-    for node in nodes(ast.parse(path.read_text())):
+    for node in nodes(tree_of(path)):
         if isinstance(node, ast.Import):
             below |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -86,7 +93,7 @@ def classes_defined_twice() -> list[str]:
     """Class names that stand for several classes; those of one module alone, _Named, too."""
     places: dict[str, list[str]] = {}
     for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(name)
     return [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
@@ -95,7 +102,7 @@ def classes_defined_twice() -> list[str]:
 def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
     """Module and definition of every function and method."""
     for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef):
                 yield name, node
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tiny import write_model, write_pairs, write_proposals
+from tiny import save_blank, write_model, write_pairs, write_proposals
 
 # Other work on the machine must not fail a test: examples have no deadline.
 settings.register_profile("surefeat", deadline=None)
@@ -41,6 +41,12 @@ def no_hang() -> Iterator[None]:
     faulthandler.dump_traceback_later(120, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of a pixel, where what is drawn does not matter: drawing takes most of the time."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save_blank)
 
 
 @pytest.fixture(scope="session")

@@ -95,7 +95,7 @@ def test_pictures_are_drawn_into_memory_and_written_by_the_one_writer() -> None:
     straight = [
         f"{path.name}, line {node.lineno}"
         for path in scripts
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(house.tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if node.func.attr == "savefig"
         or (node.func.attr == "save" and "Image." in ast.unparse(node.func.value))
@@ -110,7 +110,7 @@ def test_a_module_does_nothing_when_imported(name: str) -> None:
     allowed = (
         ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign,
     )  # fmt: skip
-    for node in ast.parse(modules()[name].read_text()).body:
+    for node in house.tree_of(modules()[name]).body:
         constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         main = isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
         fine = constant or main or for_types_only(node) or optional(node)

@@ -228,6 +228,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_s_commands_run_in_their_order_without_network(
     page: Path,

@@ -26,7 +26,7 @@ from surefeat.learn.selfcheck import _not_learned_from, check_folder
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 from surefeat.show.report import write_report
-from tiny import SIDE, images, learn, same_bits, save_blank, tiny, weights
+from tiny import SIDE, images, learn, same_bits, tiny, weights
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,10 @@ def test_200_hostile_files_do_not_stop_a_run_and_are_listed(tmp_path: Path) -> N
     assert bad == set(trap.bad)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_names_that_are_no_text_are_learned_from_and_listed_on_one_line_each(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save_blank)
     folder, out = tmp_path / "images", tmp_path / "run"
     shutil.copytree(source, folder)
     good, bad = strange_names(folder, next(source.glob("*.png")).read_bytes())

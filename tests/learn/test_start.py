@@ -18,7 +18,7 @@ from surefeat.learn.runs import Run
 from surefeat.model.config import SHIPPED, ModelConfig, model_folder
 from surefeat.model.network import DenseFeatures
 from surefeat.show.report import write_report
-from tiny import images, same_bits, save_blank, tiny
+from tiny import images, same_bits, tiny
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,9 @@ def test_steps_follow_the_number_of_photos(photos: int, steps: int) -> None:
     assert fit_to(longer, photos=photos, cpu=False) == longer
 
 
-def test_a_run_tells_what_it_was_like_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_tells_what_it_was_like_before(tmp_path: Path) -> None:
     """The check of the initial model, matches across photos, and staying in place beside it."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save_blank)
     done = pretrain(
         images(tmp_path / "p", count=22), out=tmp_path / "run", config=tiny(steps=4), quiet=True
     )
