@@ -201,7 +201,7 @@ def test_what_is_not_run_is_still_shown() -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages' commands ask for: photos, pairs, labels, benchmarks, a run, a detector."""
     root = tmp_path_factory.mktemp("pages")
-    write_folder(root / "photos", count=16, size=64, seed=0)
+    write_folder(root / "photos", count=10, size=64, seed=0)
     birds = read_coco(root / "photos" / "keypoints.json").only(["bird"])
     for bird, name in zip(birds.objects, "ab", strict=True):
         shutil.copy(root / "photos" / bird.name, root / f"{name}.jpg")
