@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sets import HUES, SIZE, fit, make, settings
 from surefeat.boxes import train as detect_train
 from surefeat.boxes.config import BoxesConfig, LearnConfig
 from surefeat.boxes.network import Detector
@@ -23,7 +24,7 @@ from surefeat.learn.loop import TrainingStoppedError
 from surefeat.learn.runs import Run
 from surefeat.match.proposals import read_proposals
 from surefeat.model.trunks import Small
-from tiny import HUES, SIZE, fit, make, same_bits, settings
+from tiny import same_bits
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
+from sets import QUICK, feature_model, write_labelled
 from surefeat.cli.main import main
 from surefeat.data.keypoints import read_coco
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures
 from surefeat.show.objects import keypoint_sheet, keypoints
-from tiny import QUICK, feature_model, write_labelled
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from surefeat.model.network import DenseFeatures
 pytest.importorskip("gradio", reason="needs the demo extra")
 
 from browser import chromium, serve
-from tiny import QUICK
+from sets import QUICK
 
 BIRD = 1
 PARTS = ("beak", "tail")

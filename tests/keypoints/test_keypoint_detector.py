@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 import surefeat
+from sets import QUICK, feature_model, write_labelled
 from surefeat.core.geometry import into_box, out_of_box
 from surefeat.data.coco import make_category
 from surefeat.data.decode import Place, Skipped
@@ -24,7 +25,6 @@ from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures
-from tiny import QUICK, feature_model, write_labelled
 
 
 @pytest.fixture(scope="module")

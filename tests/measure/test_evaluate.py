@@ -15,6 +15,7 @@ from torch import Tensor
 
 import surefeat
 import surefeat.measure.evaluate as evaluation
+from sets import PROTOCOL, SIZE, write_pairs
 from surefeat.core.files import hardware
 from surefeat.data.benchmarks import load_benchmark
 from surefeat.data.pairs import load_pairs
@@ -25,7 +26,7 @@ from surefeat.measure.results import read_result
 from surefeat.measure.rows import Row, as_features
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
-from tiny import CPU, PROTOCOL, SIZE, write_pairs
+from tiny import CPU
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from sets import KINDS, write_benchmark, write_photos
 from surefeat.data.keypoints import KeypointSet
 from surefeat.measure.fewshot import cut_sets, held_out, load_sets, some_objects
 from surefeat.measure.rows import at_size, build_row
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
-from tiny import CPU, KINDS, write_benchmark, write_photos
+from tiny import CPU
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sets import HEAD, ROUNDS, colours, oracle, write_benchmark, write_photos
 from surefeat.cli.main import main
 from surefeat.data.keypoints import KeypointSet
 from surefeat.keypoints.config import KeypointConfig
@@ -24,7 +25,7 @@ from surefeat.measure.rows import Row, build_row, untrained_row
 from surefeat.measure.tables import class_table, round_table
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
-from tiny import CPU, HEAD, ROUNDS, SIDE, colours, oracle, write_benchmark, write_photos
+from tiny import CPU, SIDE
 
 
 @pytest.fixture(scope="module")
