@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import sets
+import tiny
 from surefeat.core.geometry import apply_affine
 from surefeat.keypoints.motion import Motion, fit_motion, mask_box
 
@@ -27,7 +27,7 @@ def turned(degrees: float, scale: float, *, facing: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("degrees", [0.0, 25.0, 160.0])
 def test_the_map_is_found_among_as_many_wrong_matches(facing: float, degrees: float) -> None:
     truth = turned(degrees, 1.1, facing=facing)
-    generator = sets.generator(3)
+    generator = tiny.generator(3)
     points0 = torch.rand(60, 2, generator=generator) * torch.tensor([140.0, 90.0]) + 60
     points1 = apply_affine(truth, points0) + torch.randn(60, 2, generator=generator)
     points1[30:] = torch.rand(30, 2, generator=generator) * torch.tensor([379.0, 399.0])
@@ -42,7 +42,7 @@ def test_the_map_is_found_among_as_many_wrong_matches(facing: float, degrees: fl
 
 
 def test_wrong_matches_that_are_not_believed_do_not_count() -> None:
-    points0 = torch.rand(40, 2, generator=sets.generator(1)) * 150
+    points0 = torch.rand(40, 2, generator=tiny.generator(1)) * 150
     points1 = points0 + torch.tensor([20.0, 5.0])
     points1[:28] = points0[:28] + torch.tensor([120.0, 150.0])  # alike, and more of them
     weights = torch.cat([torch.full((28,), 0.01), torch.full((12,), 0.9)])
@@ -51,7 +51,7 @@ def test_wrong_matches_that_are_not_believed_do_not_count() -> None:
 
 
 def test_a_photo_twice_as_large_changes_nothing_but_the_scale() -> None:
-    generator = sets.generator(2)
+    generator = tiny.generator(2)
     points0 = torch.rand(30, 2, generator=generator) * 150
     points1 = points0 * 0.9 + 10 + torch.randn(30, 2, generator=generator)
     small = fit_motion(points0, points1, torch.ones(30), size0=(200, 300), size1=(200, 300))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import sets
+import tiny
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import KeypointSet, read_coco
 from surefeat.keypoints.suggest import LEAST_DOUBT, cover, covered_share, suggest
@@ -19,7 +20,7 @@ GROUPS = 6
 
 def groups(seed: int, *, spread: float = 0.05) -> tuple[Tensor, Tensor]:
     """Vectors of GROUPS clearly different groups of 3 to 20 photos, and which group each is of."""
-    generator = sets.generator(seed)
+    generator = tiny.generator(seed)
     sizes = torch.randint(3, 21, (GROUPS,), generator=generator)
     kind = torch.repeat_interleave(torch.arange(GROUPS), sizes)
     kind = kind[torch.randperm(len(kind), generator=generator)]
@@ -42,7 +43,7 @@ def test_every_group_comes_once_before_any_comes_twice(seed: int) -> None:
 
 def test_the_choice_is_the_best_single_addition_by_a_slow_loop() -> None:
     vectors, _ = groups(7, spread=0.4)
-    doubts = torch.rand(len(vectors), generator=sets.generator(1))
+    doubts = torch.rand(len(vectors), generator=tiny.generator(1))
     order, gains = cover(vectors, doubts, count=4, chosen=[2, 5])
     taken = [2, 5]
     for place, row in enumerate(order):
@@ -72,7 +73,7 @@ def test_labels_of_what_is_suggested_tell_more_than_labels_drawn_at_random() -> 
         vectors, kind = groups(seed, spread=0.08)
         chosen, _ = cover(vectors, None, count=GROUPS)
         draws = [
-            torch.randperm(len(kind), generator=sets.generator(100 + i))[:GROUPS].tolist()
+            torch.randperm(len(kind), generator=tiny.generator(100 + i))[:GROUPS].tolist()
             for i in range(20)
         ]
         mine, others = _right(vectors, kind, chosen), [_right(vectors, kind, d) for d in draws]
