@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -45,6 +46,12 @@ def room(name: str) -> int:
     return ROOMS.index(name.split(".")[0])
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file as Python reads it."""
+    return ast.parse(path.read_text())
+
+
 def for_types_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
@@ -60,7 +67,7 @@ def nodes(tree: ast.AST) -> Iterator[ast.AST]:
 def imports(path: Path, known: dict[str, Path]) -> set[str]:
     """Modules of surefeat that a file imports anywhere; a room by itself is none."""
     below: set[str] = set()
-    for node in nodes(ast.parse(path.read_text())):
+    for node in nodes(tree_of(path)):
         if isinstance(node, ast.Import):
             below |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -86,7 +93,7 @@ def classes_defined_twice() -> list[str]:
     """Class names that stand for several classes; those of one module alone, _Named, too."""
     places: dict[str, list[str]] = {}
     for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(name)
     return [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
@@ -95,7 +102,7 @@ def classes_defined_twice() -> list[str]:
 def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
     """Module and definition of every function and method."""
     for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef):
                 yield name, node
 
@@ -121,6 +128,68 @@ def open_options() -> list[str]:
         f"{name}.{function}"
         for name, function, star in stars
         if star and star.annotation and ast.unparse(star.annotation) == "Any"
+    ]
+
+
+Definition = tuple[str, str]
+"""Module, and the name of a function, class or constant in it."""
+
+
+def imported_names(tree: ast.Module, known: dict[str, Path]) -> dict[str, Definition]:
+    """What a file calls what it has of surefeat; of a module the definition has no name."""
+    found: dict[str, Definition] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("surefeat"):
+            module = str(node.module).removeprefix("surefeat").lstrip(".")
+            for alias in node.names:
+                inner = f"{module}.{alias.name}".lstrip(".")
+                own = (inner, "") if inner in known else (module, alias.name)
+                found[alias.asname or alias.name] = own
+    return found
+
+
+def uses(node: ast.AST, module: str, found: dict[str, Definition]) -> Iterator[Definition]:
+    """The definitions of surefeat that a piece of a module names."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name):
+            yield found.get(inner.id, (module, inner.id))
+        elif isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name):
+            owner = found.get(inner.value.id)
+            if owner and not owner[1]:
+                yield owner[0], inner.attr
+
+
+def unreached(root: Path = ROOT) -> list[str]:
+    """Functions and classes that neither a command nor a public name leads to: for tests alone."""
+    below: dict[Definition, set[Definition]] = {}
+    kinds, waiting = dict[Definition, ast.stmt](), list[Definition]()
+    public, known = ast.unparse(tree_of(root / "__init__.py")), modules(root)
+    for module, path in known.items():
+        found = imported_names(tree_of(path), known)
+        waiting += found.values() if module == "viz" else ()
+        for node in tree_of(path).body:
+            used = set(uses(node, module, found))
+            named = isinstance(node, ast.FunctionDef | ast.ClassDef)
+            targets = [node.name] if named else [  # type: ignore[attr-defined]
+                inner.id for inner in ast.walk(node)
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+            ]  # fmt: skip
+            for name in targets:
+                below.setdefault((module, name), set()).update(used)
+                kinds[module, name] = node
+            start = module.split(".")[0] in ("cli", "viz", "__main__") or not targets
+            waiting += used if start else ()
+            waiting += [(module, name) for name in targets if start or f"'{name}'" in public]
+    reached = set[Definition]()
+    while waiting:
+        one = waiting.pop()
+        if one not in reached:
+            reached.add(one)
+            waiting += below.get(one, ())
+    return [
+        ".".join(one)
+        for one, node in kinds.items()
+        if one not in reached and isinstance(node, ast.FunctionDef | ast.ClassDef)
     ]
 
 
@@ -163,6 +232,7 @@ def main() -> None:
         f"functions over {LONG_FUNCTION} lines": long_functions(),
         "functions that take **anything: Any": open_options(),
         "rooms whose __init__ is more than a line": long_room_files(),
+        "functions and classes that no command or public name leads to": unreached(),
     }.items():
         print(f"{title}: {len(wrong) or 'none'}")
         print(*(f"  {line}\n" for line in wrong), sep="", end="")

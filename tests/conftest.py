@@ -11,16 +11,28 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tiny import write_model, write_pairs, write_proposals
+from sets import write_model, write_pairs, write_proposals
+from tiny import save_blank
 
 # Other work on the machine must not fail a test: examples have no deadline.
 settings.register_profile("surefeat", deadline=None)
 settings.load_profile("surefeat")
 
 
+def pytest_configure() -> None:
+    """pytest-xdist runs one worker per core, so each worker keeps to one thread.
+
+    Fixtures of a file and processes that tests start too: two threads on one core wait for each
+    other longer than they compute.
+    """
+    for library in ("OMP", "MKL", "OPENBLAS"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """pytest-xdist runs one worker per core, so each worker keeps to one thread."""
+    """A test that asked for more keeps them to itself."""
     torch.set_num_threads(1)
 
 
@@ -30,6 +42,12 @@ def no_hang() -> Iterator[None]:
     faulthandler.dump_traceback_later(120, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of a pixel, where what is drawn does not matter: drawing takes most of the time."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save_blank)
 
 
 @pytest.fixture(scope="session")

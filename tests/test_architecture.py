@@ -51,6 +51,27 @@ def test_functions_fit_a_screen_and_are_typed() -> None:
     assert not house.open_options()
 
 
+def test_nothing_in_the_package_is_for_tests_and_benchmarks_alone() -> None:
+    assert not house.unreached()
+
+
+def test_the_check_of_what_is_used_follows_names_through_files(tmp_path: Path) -> None:
+    files = {
+        "__init__.py": "_WHERE = {'shown': 'core.a'}\n",
+        "viz.py": "from surefeat.core.a import drawn\n",
+        "core/a.py": "def shown(): return _inner()\ndef _inner(): return LIMIT\nLIMIT = limit()\n"
+        "def limit(): ...\ndef drawn(): ...\ndef alone(): return shown()\nclass Alone: ...\n",
+        "core/b.py": "from surefeat.core.a import alone\ndef other(): return alone()\n",
+        "cli/main.py": "from surefeat.core import c\ndef main(): c.asked()\n",
+        "core/c.py": "def asked(): ...\ndef unasked(): ...\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    alone = ["core.a.alone", "core.a.Alone", "core.b.other", "core.c.unasked"]
+    assert house.unreached(tmp_path) == alone
+
+
 def test_the_package_stays_small_enough_to_read() -> None:
     lines = house.sizes()
     assert len(lines) <= house.MOST_FILES
@@ -95,7 +116,7 @@ def test_pictures_are_drawn_into_memory_and_written_by_the_one_writer() -> None:
     straight = [
         f"{path.name}, line {node.lineno}"
         for path in scripts
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(house.tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if node.func.attr == "savefig"
         or (node.func.attr == "save" and "Image." in ast.unparse(node.func.value))
@@ -110,7 +131,7 @@ def test_a_module_does_nothing_when_imported(name: str) -> None:
     allowed = (
         ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign,
     )  # fmt: skip
-    for node in ast.parse(modules()[name].read_text()).body:
+    for node in house.tree_of(modules()[name]).body:
         constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         main = isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
         fine = constant or main or for_types_only(node) or optional(node)

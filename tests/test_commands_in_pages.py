@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tyro
 
+import sets
 import tiny
 from commands import all_commands
 from surefeat.cli import main as cli
@@ -201,7 +202,7 @@ def test_what_is_not_run_is_still_shown() -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages' commands ask for: photos, pairs, labels, benchmarks, a run, a detector."""
     root = tmp_path_factory.mktemp("pages")
-    write_folder(root / "photos", count=16, size=64, seed=0)
+    write_folder(root / "photos", count=10, size=64, seed=0)
     birds = read_coco(root / "photos" / "keypoints.json").only(["bird"])
     for bird, name in zip(birds.objects, "ab", strict=True):
         shutil.copy(root / "photos" / bird.name, root / f"{name}.jpg")
@@ -209,25 +210,26 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     beside = [replace(bird, name=f"photos/{bird.name}") for bird in birds.objects]
     write_coco(root / "parts.json", replace(birds, objects=tuple(beside)))
     shutil.copy(root / "parts.json", root / "labels.json")
-    tiny.write_pairs(root, most=1)
-    small = DenseFeatures.from_pretrained(tiny.write_model(root / "small"), device="cpu")
-    KeypointDetector.fit(small, birds, config=tiny.QUICK).save(root / "parts")
+    sets.write_pairs(root, most=1)
+    small = DenseFeatures.from_pretrained(sets.write_model(root / "small"), device="cpu")
+    KeypointDetector.fit(small, birds, config=sets.QUICK).save(root / "parts")
     tiny.learn(tiny.images(root / "drawn"), root / "runs" / "mine", tiny.tiny(steps=2))
     shutil.copytree(root / "runs" / "mine", root / "runs" / "plain")
-    tiny.make(root / "scenes", count=2, boxes=12)
+    sets.make(root / "scenes", count=2, boxes=12)
     data = root / "data"
-    tiny.willow(data / "pf-willow")
-    tiny.spair(data / "spair")
-    tiny.write_benchmark(data / "pascal3d")
+    sets.willow(data / "pf-willow")
+    sets.spair(data / "spair")
+    sets.write_benchmark(data / "pascal3d")
     shutil.copytree(data / "pascal3d", data / "voc")
     # As many as the public list has, or it is taken for a broken copy.
-    rows = [f"{tiny.BOTH},2,1;5,1;6,30;9,20;8"] * 299
-    tiny.pascal(data / "pf-pascal", *rows, header=tiny.HEADER)
+    rows = [f"{sets.BOTH},2,1;5,1;6,30;9,20;8"] * 299
+    sets.pascal(data / "pf-pascal", *rows, header=sets.HEADER)
     lists = data / "pf-pascal" / "image_pairs"
     (lists / "list.csv").rename(lists / "test_pairs.csv")
     return root
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_s_commands_run_in_their_order_without_network(
     page: Path,

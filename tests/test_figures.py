@@ -14,12 +14,12 @@ from matplotlib.patches import ConnectionPatch
 
 from figures import BIRD_SIDE, FIGURES, RESULTS, accuracy_over_time, bird, bird_matches, main
 from results_page import TITLES
+from sets import feature_model
 from surefeat.data.drawn import correspondences
 from surefeat.match.points import match_points
 from surefeat.measure.results import read_result
 from surefeat.measure.tables import sizes_of
 from surefeat.show.style import PALETTE
-from tiny import feature_model
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

@@ -45,14 +45,14 @@ def scene(number: int) -> tuple[Photo, Tensor]:
     truth = torch.stack([columns.min(), rows.min(), columns.max(), rows.max()]).float()
     name = f"{number}.png"
     image = PhotoLabels(name, Item(name, Place(name)), frozenset({NAMES[kind]}))
-    boxes = propose(picture, ProposalConfig(count=80, draws=600))
+    boxes = propose(picture, ProposalConfig(count=60, draws=300))
     return Photo(image, picture, (SIDE, SIDE), boxes), truth
 
 
 def test_the_detector_finds_drawn_objects_on_clutter(tmp_path: Path) -> None:
-    """Measured CorLoc 0.78; best centre box 0.22, a random proposal 0.17."""
+    """Measured CorLoc 0.58; best centre box 0.17, a random proposal 0.13."""
     pytest.importorskip("cv2").ximgproc  # noqa: B018
-    photos, truth = zip(*(scene(number) for number in range(48)), strict=True)
+    photos, truth = zip(*(scene(number) for number in range(24)), strict=True)
     shipped = DenseFeatures.from_pretrained(device="cpu")
     config = DetectorConfig(
         trunk="resnet50", tap="res3d", stride_in_1x1=shipped.config.stride_in_1x1, pooled=3,
@@ -62,7 +62,7 @@ def test_the_detector_finds_drawn_objects_on_clutter(tmp_path: Path) -> None:
         torch.manual_seed(0)
         detector = Detector(config, NAMES)
     detector.trunk.load_state_dict(shipped.trunk.state_dict())
-    settings = LearnConfig(epochs=8, lr=3e-4, scales=(SIDE,), flips=False, checkpoint_every=0)
+    settings = LearnConfig(epochs=12, lr=3e-4, scales=(SIDE,), flips=False, checkpoint_every=0)
     calibrate(detector, photos, settings)
     learn_boxes(detector, photos, Run(tmp_path), settings, quiet=True)
     found = [

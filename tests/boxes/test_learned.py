@@ -10,6 +10,7 @@ import pytest
 import torch
 from detection import centre_box, corloc
 
+from sets import SIZE, fit, make, settings
 from surefeat.boxes import photos as detect_maps
 from surefeat.boxes.network import Detector
 from surefeat.boxes.photos import TrunkMaps, read_photos
@@ -17,7 +18,6 @@ from surefeat.boxes.select import Candidate, Selection, predict_boxes, score_pho
 from surefeat.data.sources import find_images, find_labels
 from surefeat.match.proposals import read_proposals
 from surefeat.show.objects import chosen, contact_sheet
-from tiny import SIZE, fit, make, settings
 
 
 @pytest.fixture(scope="module")

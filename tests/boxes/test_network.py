@@ -112,7 +112,7 @@ def test_vgg16_brings_its_own_hidden_layers_where_they_fit(tmp_path: Path) -> No
 
 def test_conv5_continues_vgg16(data_root: Path) -> None:
     """Against torchvision's own network, with its last pooling left out."""
-    from torchvision.models import vgg16
+    from torchvision.models.vgg import cfgs, make_layers
 
     from surefeat.model.weights import read_weights
 
@@ -120,7 +120,7 @@ def test_conv5_continues_vgg16(data_root: Path) -> None:
     detector = Detector.create(
         DetectorConfig(trunk="vgg16", pooled=1, hidden=8), ("a", "b"), init=file
     ).eval()
-    other = vgg16().features[:30].eval()
+    other = make_layers(cfgs["D"])[:30].eval()
     other.load_state_dict(
         {k.removeprefix("features."): v.float() for k, v in read_weights(file).items()}
     )

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hostile import strange_names
+from sets import HUES, SIZE, fit, make, random_proposals, settings
 from surefeat.boxes.network import Detector
 from surefeat.boxes.photos import read_photos
 from surefeat.boxes.select import predict_boxes
@@ -21,7 +22,6 @@ from surefeat.data.sources import LabelledImages, find_images, find_labels
 from surefeat.learn.runs import locked
 from surefeat.match.config import ProposalConfig
 from surefeat.match.proposals import key_of, read_proposals, write_proposals
-from tiny import HUES, SIZE, fit, make, random_proposals, settings
 
 
 @pytest.fixture(scope="module")

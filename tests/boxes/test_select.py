@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sets import HUES, make, settings
 from surefeat.boxes.config import SelectConfig
 from surefeat.boxes.network import Detector
 from surefeat.boxes.photos import Photo, stack_labels, stack_proposals
@@ -17,7 +18,7 @@ from surefeat.boxes.select import Candidate, Scored, agreed, best_boxes, predict
 from surefeat.core.geometry import box_iou
 from surefeat.data.decode import Item, Place
 from surefeat.data.sources import PhotoLabels, find_labels
-from tiny import CPU, HUES, make, settings
+from tiny import CPU
 
 
 def test_agreed_scores_are_sums_weighted_by_overlap() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sets import HUES, SIZE, fit, make, settings
 from surefeat.boxes import train as detect_train
 from surefeat.boxes.config import BoxesConfig, LearnConfig
 from surefeat.boxes.network import Detector
@@ -27,7 +24,7 @@ from surefeat.learn.loop import TrainingStoppedError
 from surefeat.learn.runs import Run
 from surefeat.match.proposals import read_proposals
 from surefeat.model.trunks import Small
-from tiny import HUES, SIZE, fit, make, same_bits, settings
+from tiny import same_bits
 
 
 @pytest.fixture(scope="module")
@@ -35,59 +32,32 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("few"), count=4, boxes=12)
 
 
-# Runs that send themselves a signal after a step; each is a process of its own.
-DISTURBED = """
-import os, sys, traceback
-from pathlib import Path
-import torch
-import surefeat.boxes.train as train
-from tiny import fit, settings
-torch.set_num_threads(1)
-steps = train.box_steps
-data, out, init, number, when = sys.argv[1:]
-def disturbed(*args, **more):
-    for step, taken in enumerate(steps(*args, **more)):
-        if step == int(when):
-            os.kill(os.getpid(), int(number))
-        yield taken
-train.box_steps = disturbed
-fit(Path(data), Path(out), settings(**RUN), init=init)
-"""
 RUN: dict[str, Any] = {"epochs": 4, "log_every": 2, "checkpoint_every": 4}
 
 
-def disturb(data: Path, out: Path, init: Path, number: int, when: int) -> str:
-    """What a run said that got a signal; it ends with its exit status."""
-    script = f"RUN = {RUN}\n{DISTURBED}"
-    here = Path(__file__).parents[1]
-    path = os.pathsep.join([str(here.parent / "src"), str(here)])
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, (data, out, init, number, when))],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return f"{done.stderr}{done.returncode}"
-
-
-@pytest.mark.parametrize(
-    ("number", "said", "step"),
-    [
-        (signal.SIGKILL, f"{-signal.SIGKILL}", 4),
-        (signal.SIGINT, "stopped after step 6; checkpoint saved", 6),
-    ],
-)
-def test_a_run_that_is_killed_or_stopped_resumes_to_the_same_bits(
-    number: int, said: str, step: int, few: Path, tmp_path: Path
+def test_a_run_that_broke_off_resumes_to_the_same_bits(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.set_num_threads(1)
+    """Killed, or stopped by Ctrl-C: tests/learn/test_resume.py, of the same loop and folder."""
     config, init = settings(**RUN), tmp_path / "small.safetensors"
     with torch.random.fork_rng(devices=[]):
         # Another seed than the run's: a resumed run that made its trunk anew would have another.
         torch.manual_seed(config.learn.seed + 1)
         save_file(Small().state_dict(), init)
     whole, out = fit(few, tmp_path / "whole", config, init=init), tmp_path / "run"
-    assert said in disturb(few, out, init, number, 5)
-    assert Run.open(out).checkpoints()[-1].name == f"checkpoint-{step:08d}.safetensors"
+    steps = detect_train.box_steps
+
+    def broken(*args: Any, **more: Any) -> Any:
+        for step, taken in enumerate(steps(*args, **more)):
+            if step == 5:
+                raise RuntimeError("the machine fell over")
+            yield taken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(detect_train, "box_steps", broken)
+        with pytest.raises(RuntimeError, match="fell over"):
+            fit(few, out, config, init=init)
+    assert Run.open(out).checkpoints()[-1].name == "checkpoint-00000004.safetensors"
     with pytest.raises(FileExistsError, match="--resume"):
         fit(few, out, config, init=init)
     # The initial weights are asked for no more: this file does not exist.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import tiny
+import sets
 from surefeat.cli.main import main
 from surefeat.data.keypoints import read_coco
 from surefeat.data.pose import USUAL, read_pose
@@ -90,8 +90,8 @@ def test_nothing_is_left_of_what_cannot_be_written(
 def test_a_detector_is_fitted_on_another_tool_s_labels_and_writes_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, parts = tiny.write_model(tmp_path / "model"), tmp_path / "parts"
-    labels = tiny.write_labelled(tmp_path / "photos")
+    model, parts = sets.write_model(tmp_path / "model"), tmp_path / "parts"
+    labels = sets.write_labelled(tmp_path / "photos")
     for name in ("birds.slp", "birds.xml"):
         made = labels.parent / name
         main(["keypoints", "convert", str(labels), str(made), "--categories", "bird"])

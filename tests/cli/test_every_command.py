@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
+import sets
 import tiny
 from commands import all_commands
 from surefeat.cli.main import main
@@ -73,31 +75,31 @@ def test_no_command_is_forgotten() -> None:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the commands ask for, by the names in COMMANDS."""
     root = tmp_path_factory.mktemp("inputs")
-    model, pascal = tiny.write_model(root / "model"), root / "pascal"
+    model, pascal = sets.write_model(root / "model"), root / "pascal"
     write_folder(root / "photos", count=10, size=64, seed=0)
-    scenes = tiny.make(root / "scenes", count=2, boxes=12)
-    tiny.fit(scenes, root / "boxes", tiny.settings(epochs=1))
+    scenes = sets.make(root / "scenes", count=2, boxes=12)
+    sets.fit(scenes, root / "boxes", sets.settings(epochs=1))
     birds = root / "photos" / "keypoints.json"
     detector = KeypointDetector.fit(
-        DenseFeatures.from_pretrained(model, device="cpu"), birds, config=tiny.QUICK
+        DenseFeatures.from_pretrained(model, device="cpu"), birds, config=sets.QUICK
     )
     detector.save(root / "detector")
     main(f"index {root / 'photos'} --out {root / 'index'} --model {model} --device cpu".split())
     # As many as the public list has, or it is taken for a broken copy.
-    rows = [f"{tiny.BOTH},2,1;5,1;6,30;9,20;8"] * 299
-    tiny.pascal(pascal, *rows, header=tiny.HEADER)
+    rows = [f"{sets.BOTH},2,1;5,1;6,30;9,20;8"] * 299
+    sets.pascal(pascal, *rows, header=sets.HEADER)
     (pascal / "image_pairs" / "list.csv").rename(pascal / "image_pairs" / "test_pairs.csv")
-    listed = tiny.write_pairs(root / "pairs", most=2)
+    listed = sets.write_pairs(root / "pairs", most=2)
     command = f"evaluate pairs {listed} " + MATCHING.format(model=model, new=root / "results")
     main(command.split())
     return {
         "model": model, "photos": root / "photos", "scenes": scenes, "boxes": root / "boxes",
         "detector": root / "detector", "index": root / "index", "pascal": pascal, "listed": listed,
         "first": root / "photos" / "bird_00001.png", "second": root / "photos" / "bird_00009.png",
-        "willow": tiny.willow(root / "willow"), "spair": tiny.spair(root / "spair"),
-        "fewshot": tiny.write_benchmark(root / "fewshot"),
+        "willow": sets.willow(root / "willow"), "spair": sets.spair(root / "spair"),
+        "fewshot": sets.write_benchmark(root / "fewshot"),
         "result": next((root / "results").glob("*.json")),
-        "labelled": tiny.write_one_label(root / "photos", root / "few"), "few": root / "few",
+        "labelled": sets.write_one_label(root / "photos", root / "few"), "few": root / "few",
         "proposals": next(path.name for path in scenes.glob("proposals*")),
         "run": tiny.learn(tiny.images(root / "drawn"), root / "run", tiny.tiny(steps=2)).folder,
     }  # fmt: skip
@@ -113,12 +115,22 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fetch.SOURCES, "pf-willow", source)
 
 
+REPORTED = ("pretrain", "report")
+"""What they draw takes longer than all else: tests/show/test_report.py."""
+
+
 @pytest.mark.usefixtures("served")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_speaks_words_and_json(
-    name: str, inputs: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    inputs: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for way in ("words", "json"):
+        if way == "json" or name in REPORTED:  # drawn once is enough
+            monkeypatch.setattr(Figure, "savefig", tiny.save_blank)
         options = COMMANDS[name].format(**inputs, new=tmp_path / way).split()
         capsys.readouterr()
         main([*name.split(), *options, *(["--json"] if way == "json" else [])])

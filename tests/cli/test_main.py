@@ -30,7 +30,9 @@ from surefeat.show import matches as match_page
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
-    DenseFeatures(ModelConfig(trunk="small", channels=8, longest_side=64)).save_pretrained(folder)
+    DenseFeatures(
+        ModelConfig(trunk="small", head="linear", channels=8, longest_side=64)
+    ).save_pretrained(folder)
     return str(folder)
 
 
@@ -120,6 +122,7 @@ def test_match_writes_picture_page_and_json(
     assert (tmp_path / "matches.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_given_points_are_all_matched(
     photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,16 +189,17 @@ def test_a_large_photo_is_drawn_small_and_matched_in_its_own_pixels(
 
     monkeypatch.setattr(match_page, "match_dense", watched)
     first, second = _images(photos)[:2]
-    Image.open(second).resize((1400, 700)).save(tmp_path / "large.jpg")
+    Image.open(second).resize((1000, 500)).save(tmp_path / "large.jpg")
     command = f"match {first} {tmp_path / 'large.jpg'} --model {model} --regions 20"
     main([*command.split(), "--out", str(tmp_path / "out"), "--no-mutual"])
     assert max(fields[0]) <= 512
     found = json.loads((tmp_path / "out" / "matches.json").read_text())
-    assert found["size1"] == [700, 1400]
-    assert 600 < max(x for x, _ in found["points1"]) < 1400
+    assert found["size1"] == [500, 1000]
+    assert 520 < max(x for x, _ in found["points1"]) < 1000
     assert max(box[2] for box in found["regions"]["boxes1"]) > 600
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_wide_votes_and_several_sizes_reach_the_matches(
     photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import sets
 import tiny
 from surefeat.cli.main import main
 from surefeat.data.coco import read_annotations
@@ -43,7 +44,7 @@ def refused(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_labelled(tmp_path_factory.mktemp("photos")).parent
+    return sets.write_labelled(tmp_path_factory.mktemp("photos")).parent
 
 
 BIG = 10**400
@@ -158,7 +159,7 @@ def test_a_label_list_with_a_huge_field_is_one_line(
 @pytest.mark.parametrize("change", ["update proposals set boxes='x'", "delete from about",
                                     "update proposals set boxes=null"])  # fmt: skip
 def test_a_damaged_file_of_proposals_is_one_line(tmp_path: Path, change: str) -> None:
-    file = tiny.make(tmp_path / "scenes", count=1, boxes=4) / "proposals.npz"
+    file = sets.make(tmp_path / "scenes", count=1, boxes=4) / "proposals.npz"
     store = sqlite3.connect(file)
     with store:
         store.execute(change)
@@ -169,7 +170,7 @@ def test_a_damaged_file_of_proposals_is_one_line(tmp_path: Path, change: str) ->
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_model(tmp_path_factory.mktemp("model"))
+    return sets.write_model(tmp_path_factory.mktemp("model"))
 
 
 def test_any_value_anywhere_in_a_models_settings_is_read_or_refused(

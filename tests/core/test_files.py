@@ -210,7 +210,7 @@ def test_a_shipped_kind_of_model_survives_a_kill_between_its_files(
 ) -> None:
     def network(seed: int) -> DenseFeatures:
         torch.manual_seed(seed)
-        return DenseFeatures(ModelConfig(trunk="small", channels=8)).eval()
+        return DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).eval()
 
     def detector(seed: int) -> Detector:
         torch.manual_seed(seed)
@@ -238,7 +238,7 @@ def test_a_shipped_kind_of_model_survives_a_kill_between_its_files(
 def test_a_keypoint_detector_killed_while_it_is_written_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = DenseFeatures(ModelConfig(trunk="small", channels=8)).eval()
+    model = DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).eval()
     head = KeypointHead(8, 2, hidden=4, generator=torch.Generator())
     parts = KeypointDetector(model, head, (make_category("car", ["a", "b"]),), KeypointConfig())
     for survived in range(3):

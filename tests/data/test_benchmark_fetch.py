@@ -12,10 +12,10 @@ from threading import Thread
 import matplotlib.image
 import pytest
 
+from sets import willow
 from surefeat.cli.main import main
 from surefeat.data import fetch
 from surefeat.data.fetch import SOURCES, get
-from tiny import willow
 
 FILES = {"set/a.bin": bytes(range(256)) * 40, "set/b.txt": b"text"}
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from sets import BOTH, HEADER, development_layout, pascal, spair, willow
 from surefeat.data import benchmarks as pf_pascal
 from surefeat.data.benchmarks import (
     annotated_pairs,
@@ -19,7 +20,6 @@ from surefeat.data.benchmarks import (
     load_pf_willow,
     load_spair,
 )
-from tiny import BOTH, HEADER, development_layout, pascal, spair, willow
 
 
 def test_pf_willow_gives_all_ordered_pairs_counted_from_zero(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from sets import HEADER, picture
 from surefeat.core.image import image_size, load
 from surefeat.data.pairs import load_pairs
-from tiny import HEADER, picture
 
 
 def write_list(folder: Path, *rows: str, header: str = HEADER) -> Path:

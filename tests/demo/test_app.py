@@ -34,7 +34,7 @@ SIZES = ((300, 200), (210, 240))  # width, height
 
 def small_model() -> DenseFeatures:
     torch.manual_seed(5)
-    config = ModelConfig(trunk="small", lower="conv4", channels=32, longest_side=160)
+    config = ModelConfig(trunk="small", head="linear", lower="conv4", channels=32, longest_side=160)
     return DenseFeatures(config).eval()
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from sets import write_model
 from surefeat.core.geometry import Frame
 from surefeat.demo.labels import PartPhoto, Parts
-from tiny import write_model
 
 pytest.importorskip("gradio", reason="needs the demo extra")
 

@@ -24,8 +24,8 @@ from surefeat.demo.labels import PartPhoto, Parts
 pytest.importorskip("gradio", reason="needs the demo extra")
 
 from browser import ask, chromium, event_of, given, serve
+from sets import write_model
 from surefeat.demo.folder import FolderLabels, _on_carried, _sources, read_folder
-from tiny import write_model
 
 BIRD, SIDE, COUNT = 1, 160, 3
 PARTS = ("beak", "tail")

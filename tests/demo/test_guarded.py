@@ -12,7 +12,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from tiny import write_model
+from sets import write_model
 
 pytest.importorskip("gradio", reason="needs the demo extra")
 

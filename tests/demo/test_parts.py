@@ -27,7 +27,7 @@ from surefeat.model.network import DenseFeatures
 pytest.importorskip("gradio", reason="needs the demo extra")
 
 from browser import chromium, serve
-from tiny import QUICK
+from sets import QUICK
 
 BIRD = 1
 PARTS = ("beak", "tail")
@@ -36,7 +36,9 @@ SIDE = 224
 
 def small_model() -> DenseFeatures:
     torch.manual_seed(5)
-    return DenseFeatures(ModelConfig(trunk="small", lower="conv4", channels=32)).eval()
+    return DenseFeatures(
+        ModelConfig(trunk="small", head="linear", lower="conv4", channels=32)
+    ).eval()
 
 
 @pytest.fixture(scope="module")

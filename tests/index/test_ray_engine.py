@@ -29,7 +29,9 @@ SETTINGS = CellSettings(budget=6, photos=4, batch=2)
 
 def small() -> DenseFeatures:
     torch.manual_seed(0)
-    return DenseFeatures(ModelConfig(trunk="small", channels=8, longest_side=64)).eval()
+    return DenseFeatures(
+        ModelConfig(trunk="small", head="linear", channels=8, longest_side=64)
+    ).eval()
 
 
 def files(folder: Path) -> dict[str, bytes]:

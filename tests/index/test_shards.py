@@ -30,7 +30,9 @@ TWO = CellSettings(budget=6, photos=2)
 
 def small(seed: int = 0) -> DenseFeatures:
     torch.manual_seed(seed)
-    return DenseFeatures(ModelConfig(trunk="small", channels=8, longest_side=64)).eval()
+    return DenseFeatures(
+        ModelConfig(trunk="small", head="linear", channels=8, longest_side=64)
+    ).eval()
 
 
 @pytest.fixture

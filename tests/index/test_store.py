@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sets import feature_model
 from surefeat.data.drawn import write_folder
 from surefeat.index import search, store
 from surefeat.index.cells import Projection, described, fit_projection
@@ -20,7 +21,7 @@ from surefeat.index.search import PartIndex, build_faiss, faiss_of, nearest_per_
 from surefeat.index.shards import read_cells, shard_file
 from surefeat.index.store import index_photos
 from surefeat.model.network import DenseFeatures
-from tiny import feature_model, write
+from tiny import write
 
 
 def small(seed: int) -> DenseFeatures:

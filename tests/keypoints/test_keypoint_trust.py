@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sets import QUICK, feature_model, write_labelled
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.keypoints.head import KeypointHead
 from surefeat.keypoints.trust import (
@@ -23,7 +24,7 @@ from surefeat.keypoints.trust import (
 )
 from surefeat.keypoints.views import CutObjects
 from surefeat.model.probability import KeypointTrust
-from tiny import QUICK, a_logistic, feature_model, write_labelled
+from tiny import a_logistic
 
 
 def trust(**weights: float) -> KeypointTrust:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sets import COLOURS, HEAD, colours, feature_model, write_photos
 from surefeat.core.image import Image, crop
 from surefeat.data.decode import Place
 from surefeat.data.keypoints import KeypointSet
@@ -19,7 +20,7 @@ from surefeat.keypoints import views as views_module
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.views import CutObjects, ObjectViews, ViewStore, cut_objects, room_for
 from surefeat.model.network import Maps
-from tiny import COLOURS, CPU, HEAD, SIDE, colours, feature_model, write_photos
+from tiny import CPU, SIDE
 
 
 @pytest.fixture(scope="module")

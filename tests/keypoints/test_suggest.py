@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import sets
 import tiny
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import KeypointSet, read_coco
@@ -107,7 +108,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_gets_suggestions_from_what_is_not_labelled(drawn: Path) -> None:
-    model = tiny.feature_model()
+    model = sets.feature_model()
     plain = suggest(drawn, model, count=3)
     assert len({one.photo for one in plain.suggestions}) == 3
     assert all(one.doubt is None for one in plain.suggestions)

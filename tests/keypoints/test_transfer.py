@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import sets
 import surefeat.keypoints.transfer as module
 import tiny
 from surefeat.core.geometry import box_iou, cell_centres
@@ -205,7 +206,7 @@ def labelled(drawn: Path) -> Transferred:
     (drawn / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and then nothing")
     journal = drawn.parent / "journal.jsonl"
     return transfer(
-        drawn / "labels.json", drawn, tiny.feature_model(), threshold=0.1, journal=journal
+        drawn / "labels.json", drawn, sets.feature_model(), threshold=0.1, journal=journal
     )
 
 
@@ -226,7 +227,7 @@ def test_what_a_stopped_run_has_done_is_not_done_again(
 
     monkeypatch.setattr(module, "extract_readable", watched)
     again = transfer(
-        drawn / "labels.json", drawn, tiny.feature_model(), threshold=0.1, journal=journal
+        drawn / "labels.json", drawn, sets.feature_model(), threshold=0.1, journal=journal
     )
     assert sorted(str(path) for path in asked) == sorted(
         json.loads(line)["photo"] for line in lines[-2:]
@@ -247,7 +248,7 @@ def test_a_journal_of_other_labels_is_begun_anew(
     whole = read_coco(drawn / "labels.json")
     one = KeypointSet(whole.categories, whole.objects[:1])
     photo = labelled.objects[0].image.path
-    transfer(one, [photo], tiny.feature_model(), journal=journal)
+    transfer(one, [photo], sets.feature_model(), journal=journal)
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     assert [line.get("photo") for line in lines] == [None, photo]
 
@@ -273,7 +274,7 @@ def test_a_folder_is_labelled_and_what_was_labelled_is_left_alone(
 def test_a_detector_learns_from_what_was_written(
     drawn: Path, labelled: Transferred, tmp_path: Path
 ) -> None:
-    model, transferred = tiny.feature_model(), labelled
+    model, transferred = sets.feature_model(), labelled
     write_coco(tmp_path / "keypoints.json", transferred.found())
     read = read_coco(tmp_path / "keypoints.json", images=drawn)
     wanted = transferred.found()
@@ -282,7 +283,7 @@ def test_a_detector_learns_from_what_was_written(
         assert torch.equal(mine.visible, other.visible)
         shown = mine.visible
         assert torch.allclose(mine.points[shown], other.points[shown], atol=0.01)
-    config = replace(tiny.QUICK, absent="ignored")
+    config = replace(sets.QUICK, absent="ignored")
     assert isinstance(config, KeypointConfig)
     detector = KeypointDetector.fit(model, read, config=config, calibrate=False)
     (bird,) = (kind for kind in detector.categories if kind.name == "bird")
@@ -290,7 +291,7 @@ def test_a_detector_learns_from_what_was_written(
 
 
 def test_what_cannot_be_meant_is_said(drawn: Path, tmp_path: Path) -> None:
-    model = tiny.feature_model()
+    model = sets.feature_model()
     whole = read_coco(drawn / "labels.json")
     with pytest.raises(ValueError, match="scores are between 0 and 1"):
         transfer(whole, drawn, model, threshold=1.5)

@@ -19,13 +19,13 @@ from surefeat.model.network import DenseFeatures
 def checks(tmp_path_factory: pytest.TempPathFactory) -> tuple[PartCheck, PartCheck]:
     """Untrained and trained, on instances of another seed than those learned from."""
     folder = tmp_path_factory.mktemp("learning")
-    write_folder(folder / "photos", count=160, size=112, seed=0)
-    fresh = draw_many(48, size=112, seed=2024)
+    write_folder(folder / "photos", count=96, size=112, seed=0)
+    fresh = draw_many(32, size=112, seed=2024)
     config = preset("small")
     config = replace(
         config,
-        train=replace(config.train, steps=80, batch=12),
-        loss=replace(config.loss, sigma_warmup=40),
+        train=replace(config.train, steps=70, batch=8, check_every=0),
+        loss=replace(config.loss, sigma_warmup=35),
     )
     torch.manual_seed(config.train.seed)
     before = check_parts(DenseFeatures(config.model).eval(), fresh)
@@ -38,16 +38,16 @@ def checks(tmp_path_factory: pytest.TempPathFactory) -> tuple[PartCheck, PartChe
 def test_trained_beats_untrained_by_a_wide_margin_on_other_instances(
     checks: tuple[PartCheck, PartCheck],
 ) -> None:
-    """Measured: 0.17 before, 0.75 after."""
+    """Measured: 0.19 before, 0.72 after."""
     before, after = checks
     assert before.accuracy < 0.35
-    assert after.accuracy > 0.65
+    assert after.accuracy > 0.6
     worst = min(after.by_category[c] - before.by_category[c] for c in after.by_category)
     assert worst > 0.1, "some category learned nothing"
 
 
 def test_confidence_separates_object_from_background(checks: tuple[PartCheck, PartCheck]) -> None:
-    """Measured: 0.62 before, 0.98 after."""
+    """Measured: 0.61 before, 0.98 after."""
     before, after = checks
     assert after.object_auroc > 0.8
     assert after.object_auroc > before.object_auroc + 0.1

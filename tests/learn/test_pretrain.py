@@ -58,8 +58,9 @@ def test_200_hostile_files_do_not_stop_a_run_and_are_listed(tmp_path: Path) -> N
     assert bad == set(trap.bad)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_names_that_are_no_text_are_learned_from_and_listed_on_one_line_each(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: Path, tmp_path: Path
 ) -> None:
     folder, out = tmp_path / "images", tmp_path / "run"
     shutil.copytree(source, folder)

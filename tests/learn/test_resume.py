@@ -20,22 +20,40 @@ from tiny import images, learn, same_bits, tiny, weights
 HERE = Path(__file__).parents[1]
 ENVIRONMENT = {
     **os.environ,
-    "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), str(HERE)]),
 }
 
-# Runs that send themselves a signal after a step, or in the middle of writing a checkpoint. Each is
-# a process of its own, forked so that torch (and what optimisers import later) is imported once.
-DISTURBED = """
-import os, sys, traceback
+CHECKPOINT = "checkpoint-00000008.safetensors"
+KILLED = {f"{signal.SIGKILL:d}@6": [3, 4, 6], f"{signal.SIGKILL:d}@{CHECKPOINT}": [3, 4, 6, 8]}
+STOPPED = [f"{signal.SIGINT:d}@6", f"{signal.SIGTERM:d}@6"]
+
+# Processes of their own, forked so that torch (and what optimisers import later) is imported once:
+# runs that send themselves a signal after a step, or in the middle of writing a checkpoint; then
+# two at a time, as torchrun starts them: all steps; the first 6; the last 6 of what one process
+# began; a stopped run.
+PROCESSES = """
+import os, signal, socket, sys, traceback
 import torch
-import torch._dynamo
+import torch._dynamo, torch.distributed
 import surefeat.learn.runs, surefeat.learn.pretrain
 from pathlib import Path
 from tiny import learn, tiny
 torch.set_num_threads(1)
 steps, write = surefeat.learn.pretrain.pair_steps, surefeat.learn.runs.write_bytes
-def run(source, out, number, when):
+source, root = map(Path, sys.argv[1:3])
+def apart(work):
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException:
+            Path(f"{root / os.environ['NAME']}.said").write_text(traceback.format_exc())
+            os._exit(1)
+        os._exit(0)
+    return child
+def status(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def alone(number, when):
     def disturbed_steps(*args):
         for step, taken in enumerate(steps(*args)):
             if when == str(step):
@@ -48,47 +66,31 @@ def run(source, out, number, when):
         write(path, data)
     surefeat.learn.pretrain.pair_steps = disturbed_steps
     surefeat.learn.runs.write_bytes = disturbed_write
-    learn(source, out, tiny())
-source, root, *wanted = sys.argv[1:]
-for name in wanted:
-    number, when = name.split("@")
-    child = os.fork()
-    if not child:
-        try:
-            run(Path(source), Path(root, name), int(number), when)
-        except BaseException:
-            Path(root, name + ".said").write_text(traceback.format_exc())
-            os._exit(1)
-        os._exit(0)
-    Path(root, name + ".status").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
-"""
-CHECKPOINT = "checkpoint-00000008.safetensors"
-KILLED = {f"{signal.SIGKILL:d}@6": [3, 4, 6], f"{signal.SIGKILL:d}@{CHECKPOINT}": [3, 4, 6, 8]}
-STOPPED = [f"{signal.SIGINT:d}@6", f"{signal.SIGTERM:d}@6"]
-
-# Two processes: all steps; the first 6; the last 6 of what one process began; a stopped run.
-SHARED = """
-import os, signal, sys
-import torch
-import surefeat.learn.pretrain
-from pathlib import Path
-from tiny import learn, tiny
-torch.set_num_threads(1)
-source, root = Path(sys.argv[1]), Path(sys.argv[2])
-learn(source, root / "two", tiny())
-learn(source, root / "two-then-one", tiny(), steps=6)
-learn(source, root / "one-then-two", steps=12, resume=True)
-steps = surefeat.learn.pretrain.pair_steps
-def disturbed(*args):
-    for step, taken in enumerate(steps(*args)):
-        if step == 4 and os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGTERM)
-        yield taken
-surefeat.learn.pretrain.pair_steps = disturbed
-try:
+    learn(source, root / os.environ["NAME"], tiny())
+def shared():
+    def disturbed_steps(*args):
+        for step, taken in enumerate(steps(*args)):
+            if step == 4 and os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield taken
+    learn(source, root / "two", tiny())
+    learn(source, root / "two-then-one", tiny(), steps=6)
+    learn(source, root / "one-then-two", steps=12, resume=True)
+    surefeat.learn.pretrain.pair_steps = disturbed_steps
     learn(source, root / "stopped", tiny(log_every=100, checkpoint_every=100))
-except KeyboardInterrupt as error:
-    (root / f"said-{os.environ['RANK']}").write_text(str(error))
+for name in sys.argv[3:]:
+    number, when = name.split("@")
+    os.environ["NAME"] = name
+    Path(root, name + ".status").write_text(str(status(apart(lambda: alone(int(number), when)))))
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+children = []
+for rank in ("0", "1"):
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "NAME": f"rank-{rank}"}
+    children.append(apart(shared))
+print([status(child) for child in children])
 """
 
 
@@ -99,17 +101,26 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return learn(source, tmp_path_factory.mktemp("runs") / "undisturbed", tiny()).folder
 
 
 @pytest.fixture(scope="module")
-def disturbed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run for each name, and the exit status of its process."""
-    root = tmp_path_factory.mktemp("disturbed")
-    command = [sys.executable, "-c", DISTURBED, str(source), str(root), *KILLED, *STOPPED]
+def begun(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps: checkpoints 4 and 6."""
+    return learn(source, tmp_path_factory.mktemp("begun") / "run", tiny(), steps=6).folder
+
+
+@pytest.fixture(scope="module")
+def left(source: Path, begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What PROCESSES left behind: a folder for each run, what it said, the status of its process.
+
+    Those that share a run with another end by being stopped.
+    """
+    root = tmp_path_factory.mktemp("left")
+    shutil.copytree(begun, root / "one-then-two")
+    command = [sys.executable, "-c", PROCESSES, str(source), str(root), *KILLED, *STOPPED]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[1, 1]\n", done.stderr
     return root
 
 
@@ -119,10 +130,10 @@ def steps_logged(run: Path) -> list[int]:
 
 @pytest.mark.parametrize("name", KILLED)
 def test_a_killed_run_resumes_to_the_same_bits(
-    source: Path, undisturbed: Path, disturbed: Path, name: str
+    source: Path, undisturbed: Path, left: Path, name: str
 ) -> None:
-    out = disturbed / name
-    assert (disturbed / f"{name}.status").read_text() == str(-signal.SIGKILL)
+    out = left / name
+    assert (left / f"{name}.status").read_text() == str(-signal.SIGKILL)
     assert steps_logged(out) == KILLED[name]
     assert Run.open(out).checkpoints()[-1].name == "checkpoint-00000004.safetensors"
     assert not (out / "model").exists()
@@ -138,10 +149,10 @@ def test_a_killed_run_resumes_to_the_same_bits(
 
 @pytest.mark.parametrize("name", STOPPED)
 def test_a_stop_signal_saves_and_the_run_resumes_to_the_same_bits(
-    source: Path, undisturbed: Path, disturbed: Path, name: str
+    source: Path, undisturbed: Path, left: Path, name: str
 ) -> None:
-    out = disturbed / name
-    said = (disturbed / f"{name}.said").read_text()
+    out = left / name
+    said = (left / f"{name}.said").read_text()
     assert said.endswith("KeyboardInterrupt: stopped after step 7; checkpoint saved\n")
     checkpoint = Run.open(out).load_checkpoint()
     assert checkpoint is not None
@@ -158,52 +169,40 @@ def test_a_stop_signal_saves_and_the_run_resumes_to_the_same_bits(
     assert [row["loss"] for row in again] == [row["loss"] for row in whole]
 
 
-@pytest.fixture(scope="module")
-def shared(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes of torchrun left behind."""
-    root = tmp_path_factory.mktemp("shared")
-    learn(source, root / "one-then-two", tiny(), steps=6)
-    (root / "script.py").write_text(SHARED)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *torchrun, str(root / "script.py"), str(source), str(root)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return root
-
-
 def assert_close(first: Path, second: Path) -> None:
     torch.testing.assert_close(weights(first), weights(second), rtol=1e-3, atol=2e-5)
 
 
-def test_two_processes_learn_what_one_does(shared: Path, undisturbed: Path) -> None:
-    assert_close(shared / "two", undisturbed)
-    both, alone = (Run.open(folder).metrics() for folder in (shared / "two", undisturbed))
+def test_two_processes_learn_what_one_does(left: Path, undisturbed: Path) -> None:
+    assert_close(left / "two", undisturbed)
+    both, alone = (Run.open(folder).metrics() for folder in (left / "two", undisturbed))
     assert [row["step"] for row in both] == [row["step"] for row in alone]
     losses = [[row["loss"] for row in rows] for rows in (both, alone)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 def test_a_run_goes_on_with_another_number_of_processes(
-    source: Path, shared: Path, undisturbed: Path, tmp_path: Path
+    source: Path, left: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    assert_close(shared / "one-then-two", undisturbed)
+    assert_close(left / "one-then-two", undisturbed)
     moved = tmp_path / "moved"
-    shutil.copytree(shared / "two-then-one", moved)
+    shutil.copytree(left / "two-then-one", moved)
     learn(source, moved, steps=12, resume=True)
     assert_close(moved, undisturbed)
     assert Run.open(moved).settings(Config).train.steps == 12
 
 
-def test_a_signal_to_one_process_stops_all_at_the_same_step(shared: Path) -> None:
-    said = [(shared / f"said-{rank}").read_text() for rank in (0, 1)]
-    assert said == ["stopped after step 10; checkpoint saved"] * 2
-    assert Run.open(shared / "stopped").checkpoints()[-1].name.startswith("checkpoint-00000010")
+def test_a_signal_to_one_process_stops_all_at_the_same_step(left: Path) -> None:
+    for rank in (0, 1):
+        said = (left / f"rank-{rank}.said").read_text()
+        assert said.endswith("KeyboardInterrupt: stopped after step 10; checkpoint saved\n")
+    assert Run.open(left / "stopped").checkpoints()[-1].name.startswith("checkpoint-00000010")
 
 
 @pytest.fixture
-def halfway(source: Path, tmp_path: Path) -> Path:
-    """A run of six steps: checkpoints 4 and 6."""
-    return learn(source, tmp_path / "run", tiny(), steps=6).folder
+def halfway(begun: Path, tmp_path: Path) -> Path:
+    """The same in a folder of its own."""
+    return Path(shutil.copytree(begun, tmp_path / "run"))
 
 
 def test_a_truncated_checkpoint_falls_back_to_the_one_before(

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sets import write_model
 from surefeat.core.files import write_json
 from surefeat.learn.config import ColourConfig, WarpConfig
 from surefeat.learn.selfcheck import SelfCheck, _match, _summary, check_folder, self_check
 from surefeat.model.network import Maps
-from tiny import SIDE, canvas, images, write_model
+from tiny import SIDE, canvas, images
 
 STRIDE = 4
 NO_COLOUR = ColourConfig(strength=0.0)

@@ -35,20 +35,25 @@ def test_other_trunks_start_from_imagenet() -> None:
     assert default_init(config) == "imagenet"
 
 
+@pytest.fixture(scope="module")
+def shipped() -> DenseFeatures:
+    return DenseFeatures.from_pretrained(device="cpu")
+
+
 @pytest.mark.parametrize("init", ["shipped", "resnet50", "folder", "file"])
-def test_the_shipped_model_can_be_started_from_by_any_of_its_names(init: str) -> None:
+def test_the_shipped_model_can_be_started_from_by_any_of_its_names(
+    init: str, shipped: DenseFeatures
+) -> None:
     folder = model_folder(None)
     given = {"folder": str(folder), "file": str(folder / "model.safetensors")}.get(init, init)
     model = DenseFeatures.create(ModelConfig(), init=given)
-    shipped = DenseFeatures.from_pretrained(device="cpu")
     assert model.config.stride_in_1x1 == shipped.config.stride_in_1x1
     assert same_bits(model.state_dict(), shipped.state_dict())
 
 
-def test_another_head_starts_anew_on_the_shipped_trunk() -> None:
+def test_another_head_starts_anew_on_the_shipped_trunk(shipped: DenseFeatures) -> None:
     model = DenseFeatures.create(ModelConfig(channels=16), init="shipped")
     assert model.head.last.weight.shape[0] == 17
-    shipped = DenseFeatures.from_pretrained(device="cpu")
     assert same_bits(model.trunk.state_dict(), shipped.trunk.state_dict())
 
 
@@ -80,6 +85,7 @@ def test_steps_follow_the_number_of_photos(photos: int, steps: int) -> None:
     assert fit_to(longer, photos=photos, cpu=False) == longer
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_tells_what_it_was_like_before(tmp_path: Path) -> None:
     """The check of the initial model, matches across photos, and staying in place beside it."""
     done = pretrain(

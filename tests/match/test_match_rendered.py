@@ -142,7 +142,7 @@ def test_refined_mutual_matches_flip_to_within_a_place() -> None:
     assert distance.amin(1).max() <= 2 * 8 * math.sqrt(2)
 
 
-@pytest.mark.parametrize("original", [(192, 192), (384, 384), (333, 517), (101, 640)])
+@pytest.mark.parametrize("original", [(333, 517), (101, 340)])
 def test_results_are_in_original_pixels_for_any_size(original: tuple[int, int]) -> None:
     """The same maps under another original size: all answers scale, none moves."""
     base, target = analytic(photo()), analytic(photo(), original=(97, 203))
@@ -162,27 +162,25 @@ def test_results_are_in_original_pixels_for_any_size(original: tuple[int, int]) 
     assert (dense.points1[row, column] - same).norm() < 5
 
 
-@pytest.fixture(scope="module")
-def small() -> DenseFeatures:
+def test_rotated_files_are_matched_as_they_are_seen(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    return DenseFeatures(preset("small").model).eval()
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_rotated_files_are_matched_as_they_are_seen(
-    orientation: int, small: DenseFeatures, tmp_path: Path
-) -> None:
+    small = DenseFeatures(preset("small").model).eval()
     pixels = (photo("coffee", size=(120, 180)) * 255).byte()
     upright = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     turns = {2: [0], 3: [3], 4: [1], 5: [5], 6: [2], 7: [6], 8: [4]}  # undo what a viewer applies
-    stored = upright
-    for turn in turns.get(orientation, []):
-        stored = stored.transpose(Image.Transpose(turn))
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    stored.save(tmp_path / "turned.png", exif=exif)
-    features0, features1 = small.extract([tmp_path / "turned.png", upright])
-    assert features0.frame.original == (120, 180)
+    files = []
+    for orientation in range(1, 9):
+        stored = upright
+        for turn in turns.get(orientation, []):
+            stored = stored.transpose(Image.Transpose(turn))
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        files.append(tmp_path / f"{orientation}.png")
+        stored.save(files[-1], exif=exif)
+    plain, *turned = small.extract([upright, *files])
+    for features in turned:
+        assert features.frame.original == (120, 180)
+        assert torch.allclose(features.descriptors, plain.descriptors, atol=1e-5)
     points = torch.tensor([[20.0, 30.0], [150.0, 100.0], [90.0, 60.0]])
-    found = match_points(features0, features1, points)
+    found = match_points(turned[5], plain, points)
     assert (found.points1 - points).norm(dim=-1).max() < 6

@@ -117,7 +117,9 @@ def test_photos_of_a_folder_are_related_and_unreadable_ones_listed(tmp_path: Pat
     torch.manual_seed(0)
     from surefeat.model.config import ModelConfig
 
-    model = DenseFeatures(ModelConfig(trunk="small", channels=8, longest_side=64)).eval()
+    model = DenseFeatures(
+        ModelConfig(trunk="small", head="linear", channels=8, longest_side=64)
+    ).eval()
     with pytest.raises(ValueError, match="use the model that ships"):
         relate(tmp_path, model)
     for name, colour in (("a", "red"), ("b", "red"), ("c", "blue")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import surefeat
 import surefeat.measure.evaluate as evaluation
+from sets import PROTOCOL, SIZE, write_pairs
 from surefeat.core.files import hardware
 from surefeat.data.benchmarks import load_benchmark
 from surefeat.data.pairs import load_pairs
@@ -24,10 +26,10 @@ from surefeat.measure.results import read_result
 from surefeat.measure.rows import Row, as_features
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
-from tiny import CPU, PROTOCOL, SIZE, write_pairs
+from tiny import CPU
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(listed: Path, model: Path, boxes: Path) -> Callable[..., dict[str, Any]]:
     """Evaluate the small model; returns its result."""
 
@@ -42,14 +44,28 @@ def run(listed: Path, model: Path, boxes: Path) -> Callable[..., dict[str, Any]]
     return evaluated
 
 
+@pytest.fixture(scope="module")
+def whole(run: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished evaluation, whose pairs were measured two by two."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "CHUNK", {"cpu": 2})
+        run(out)
+    return out
+
+
+RESULT = "pairs-test-mine.json"
+
+
 def without_clock(result: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in result.items() if key not in ("date", "seconds")}
 
 
-def test_a_result_says_what_was_measured_and_how(
-    run: Callable[..., dict[str, Any]], tmp_path: Path, listed: Path
-) -> None:
-    result = run(tmp_path)
+def test_a_result_says_what_was_measured_and_how(whole: Path, listed: Path) -> None:
+    text = (whole / RESULT).read_text()
+    assert len(text) < 60_000
+    assert len(text.splitlines()) < 40
+    result = json.loads(text)
     pairs = load_pairs(listed)
     assert (result["row"], result["benchmark"], result["split"]) == ("mine", "pairs", "test")
     assert result["counts"]["pairs"] == len(pairs) == 6
@@ -109,10 +125,12 @@ def test_an_image_is_found_in_itself(model: Path, tmp_path: Path, boxes: Path) -
 
 
 def test_an_interrupted_evaluation_continues_to_the_same_result(
-    run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., dict[str, Any]],
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(evaluation, "CHUNK", {"cpu": 2})
-    whole = run(tmp_path / "whole")
     calls = []
 
     def interrupted(*args: Any) -> Any:
@@ -129,22 +147,26 @@ def test_an_interrupted_evaluation_continues_to_the_same_result(
     assert len(cache.read_text().splitlines()) == 4
     # A crash in the middle of a line, too.
     cache.write_text(cache.read_text()[:-20])
-    assert without_clock(run(tmp_path / "parts")) == without_clock(whole)
+    assert without_clock(run(tmp_path / "parts")) == without_clock(read_result(whole / RESULT))
     assert len(cache.read_text().splitlines()) == 12
 
 
 def test_a_finished_evaluation_is_read_back(
-    run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., dict[str, Any]],
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = run(tmp_path)
+    out = shutil.copytree(whole, tmp_path / "out")
+    first = read_result(out / RESULT)
 
     def never(*_: Any) -> Any:
         raise AssertionError
 
     monkeypatch.setattr(evaluation, "measure", never)
-    assert without_clock(run(tmp_path)) == without_clock(first)
+    assert without_clock(run(out)) == without_clock(first)
     with pytest.raises(AssertionError):
-        run(tmp_path, side=64)
+        run(out, side=64)
 
 
 def test_inputs_are_the_sizes_the_network_sees(
@@ -183,16 +205,6 @@ def test_evaluate_gives_what_the_files_hold(
     folder = surefeat.evaluate(model, "pairs", out=tmp_path / "b", device="cpu", **options)
     assert folder.metrics == found.metrics
     assert folder.results[0]["weights_sha256"] == found.results[0]["weights_sha256"]
-
-
-def test_a_result_file_is_small_and_json(
-    run: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
-    run(tmp_path)
-    text = (tmp_path / "pairs-test-mine.json").read_text()
-    assert len(text) < 60_000
-    assert json.loads(text)["row"] == "mine"
-    assert len(text.splitlines()) < 40
 
 
 def test_what_the_cache_has_is_that_of_the_same_weights_pictures_and_settings(

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from sets import KINDS, write_benchmark, write_photos
 from surefeat.data.keypoints import KeypointSet
 from surefeat.measure.fewshot import cut_sets, held_out, load_sets, some_objects
 from surefeat.measure.rows import at_size, build_row
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
-from tiny import CPU, KINDS, write_benchmark, write_photos
+from tiny import CPU
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_maps_come_to_the_common_size() -> None:
 
 def test_rows_are_unit_length_per_layer_with_the_weights_asked_for(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    DenseFeatures(ModelConfig(trunk="small", channels=8)).save_pretrained(tmp_path)
+    DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).save_pretrained(tmp_path)
     crops = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     row = build_row("mine=" + str(tmp_path), device=CPU, layer_weights=(1.0, 2.0))
     maps = row.maps(crops, cells=4)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sets import HEAD, ROUNDS, colours, oracle, write_benchmark, write_photos
 from surefeat.cli.main import main
 from surefeat.data.keypoints import KeypointSet
 from surefeat.keypoints.config import KeypointConfig
@@ -24,7 +25,7 @@ from surefeat.measure.rows import Row, build_row, untrained_row
 from surefeat.measure.tables import class_table, round_table
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
-from tiny import CPU, HEAD, ROUNDS, SIDE, colours, oracle, write_benchmark, write_photos
+from tiny import CPU, SIDE
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +60,11 @@ def test_a_round_fits_the_detector_that_ships(
 ) -> None:
     """The same head, bit for bit, which finds the same keypoints."""
     torch.manual_seed(0)
-    model = DenseFeatures(ModelConfig(trunk="small", channels=8)).eval()
+    model = DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).eval()
     model.save_pretrained(tmp_path / "model")
     model = DenseFeatures.from_pretrained(tmp_path / "model", device="cpu")
     config = KeypointConfig(size=64, least_views=200, hidden=8, epochs=1, least_steps=30, batch=4)
-    detector = KeypointDetector.fit(model, sets[0], config=config, seed=7)
+    detector = KeypointDetector.fit(model, sets[0], config=config, seed=7, calibrate=False)
     row = build_row("ours", model=tmp_path / "model", device=CPU)
     data = cut_sets(*sets, split="val", size=64, jitter=config.jitter, device=CPU)
     protocol = replace(ROUNDS, cells=64 // model.stride)
@@ -293,7 +294,9 @@ def test_tables_show_rows_spread_and_control(result: Path) -> None:
 
 def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
-    DenseFeatures(ModelConfig(trunk="small", channels=8)).save_pretrained(tmp_path / "model")
+    DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).save_pretrained(
+        tmp_path / "model"
+    )
     data = write_benchmark(tmp_path / "data")
     # fmt: off
     command = ["evaluate", "pascal3d", str(data), "--model", str(tmp_path / "model"), "--out",

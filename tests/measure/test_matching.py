@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sets import PROTOCOL, SIZE
 from surefeat.core.geometry import Frame, box_iou
 from surefeat.core.image import resize
 from surefeat.data.benchmarks import load_benchmark
@@ -25,7 +26,7 @@ from surefeat.measure.protocol import LocationBonus, Measure
 from surefeat.measure.results import result_of
 from surefeat.measure.rows import Row, as_features, build_row
 from surefeat.model.features import Features, Pooling
-from tiny import CPU, PROTOCOL, SIZE
+from tiny import CPU
 
 
 @pytest.fixture(scope="module")

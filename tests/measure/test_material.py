@@ -12,6 +12,7 @@ from torch import Tensor
 
 import surefeat
 import surefeat.match.proposals as proposal_file
+from sets import PROTOCOL, SIZE, write_pairs
 from surefeat.core.geometry import Frame
 from surefeat.core.image import resize
 from surefeat.data.benchmarks import load_benchmark, shifted, shifted_boxes
@@ -22,7 +23,7 @@ from surefeat.measure.evaluate import evaluate_rows, some_pairs
 from surefeat.measure.material import BATCH, FeatureStore, prepare_material, seen_at
 from surefeat.measure.protocol import Protocol
 from surefeat.measure.rows import Row, as_features, build_row
-from tiny import CPU, PROTOCOL, SIZE, write_pairs
+from tiny import CPU
 
 
 def test_a_shifted_pair_loses_the_points_that_leave() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sets import PROTOCOL, SIZE
 from surefeat.core.geometry import box_iou
 from surefeat.core.image import load
 from surefeat.data.benchmarks import load_benchmark, shifted_image
@@ -20,7 +21,7 @@ from surefeat.measure.results import pck_score, read_result, result_of
 from surefeat.measure.rows import RegionPair, Row, as_features
 from surefeat.measure.tables import main_table
 from surefeat.model.features import Features
-from tiny import CPU, PROTOCOL, SIZE
+from tiny import CPU
 
 WITH_OWN = replace(PROTOCOL, measures=("nearest", "own"), shifted_measures=("own",))
 

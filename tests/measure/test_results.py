@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from sets import SIZE, write_model, write_pairs
 from surefeat.cli.main import main
 from surefeat.measure.results import (
     NEEDED,
@@ -23,7 +24,6 @@ from surefeat.measure.results import (
 )
 from surefeat.measure.tables import difference_table, markdown
 from surefeat.show.results import write_results
-from tiny import SIZE, write_model, write_pairs
 
 FLOW = pck_score("flow", "scnet")
 

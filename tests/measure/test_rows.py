@@ -183,7 +183,7 @@ def test_an_unknown_row_names_the_known_ones() -> None:
 
 def test_a_model_row_is_the_model_with_its_lower_layer(tmp_path: Path, images: Tensor) -> None:
     torch.manual_seed(0)
-    model = DenseFeatures(ModelConfig(trunk="small", channels=8))
+    model = DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8))
     model.save_pretrained(tmp_path / "model")
     row = build_row(f"mine={tmp_path}", init=(), device=CPU)
     assert (row.name, row.confidence, row.lower) == ("mine", True, True)
@@ -194,7 +194,7 @@ def test_a_model_row_is_the_model_with_its_lower_layer(tmp_path: Path, images: T
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_model_that_has_no_confidence_is_measured_without(tmp_path: Path, int8: bool) -> None:
-    model = DenseFeatures(ModelConfig(trunk="small", channels=8))
+    model = DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8))
     model.without_confidence()
     model.save_pretrained(tmp_path, int8=int8)
     assert not model_row("plain", tmp_path, device=CPU).confidence

@@ -91,7 +91,7 @@ def test_joined_features_answer_in_the_frame_of_the_largest() -> None:
 
 def test_a_model_sees_its_images_at_every_size() -> None:
     torch.manual_seed(0)
-    model = DenseFeatures(ModelConfig(trunk="small", channels=8)).eval()
+    model = DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).eval()
     image = torch.randint(0, 255, (3, 48, 64), dtype=torch.uint8)
     (joined,) = extract_scales(model, [image], (64, 96))
     small, large = (model.extract(image, longest_side=side)[0] for side in (64, 96))

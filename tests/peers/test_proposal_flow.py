@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sets import SIZE
 from surefeat.core.geometry import box_iou
 from surefeat.data.drawn import draw_many, write_folder
 from surefeat.measure.evaluate import evaluate_rows
@@ -29,7 +30,6 @@ from surefeat.peers.proposal_flow import (
     same_aspect,
 )
 from surefeat.peers.rows import with_peers
-from tiny import SIZE
 
 BOXES0 = torch.tensor([
     [10.0, 12, 49, 41], [20, 20, 69, 79], [60, 60, 99, 99], [30, 5, 89, 34], [5, 70, 44, 99],

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sets import PROTOCOL, SIZE
 from surefeat.data.pairs import load_pairs
 from surefeat.learn.runs import Run
 from surefeat.match.proposals import proposals_of
@@ -37,7 +38,7 @@ from surefeat.peers.scnet import (
     scnet_row_of,
     teach_pairs,
 )
-from tiny import CPU, PROTOCOL, SIZE
+from tiny import CPU
 
 CHANNELS = 12
 SMALL = ScnetConfig(

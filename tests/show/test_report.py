@@ -12,7 +12,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from surefeat import viz
@@ -70,7 +69,6 @@ def tiny() -> Config:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of three steps, one file of which could not be read."""
-    torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("report")
     write_folder(root / "images", count=10, size=64, seed=0)
     (root / "images" / HOSTILE).write_bytes(b"no image")
@@ -148,6 +146,7 @@ def test_report_states_the_run_s_numbers(page: Page, run: Path) -> None:
     assert cells[cells.index("hardware") + 1] == environment["hardware"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_of_an_unfinished_run_without_images(run: Path, tmp_path: Path) -> None:
     for name in ("config.json", "environment.json"):
         shutil.copy(run / name, tmp_path / name)
@@ -156,6 +155,7 @@ def test_report_of_an_unfinished_run_without_images(run: Path, tmp_path: Path) -
     assert page.texts["h2"] == ["Summary", "Example images", "The loss", "Settings", "Environment"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_of_a_run_without_confidence_shows_none(run: Path, tmp_path: Path) -> None:
     for name in ("environment.json", "metrics.jsonl", "summary.json"):
         shutil.copy(run / name, tmp_path / name)
@@ -168,6 +168,7 @@ def test_report_of_a_run_without_confidence_shows_none(run: Path, tmp_path: Path
     assert not {"Confidence", "The loss"} & set(page.texts["h2"])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_skipped_files_are_listed_up_to_fifty(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "config.json", tmp_path / "config.json")
     lines = [f"{i:03d}.jpg\tis empty\n" for i in range(1234)]
@@ -178,6 +179,7 @@ def test_skipped_files_are_listed_up_to_fifty(run: Path, tmp_path: Path) -> None
     assert "1,234 files were left out; the first 50 are listed." in page.texts["p"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_draws_the_images_a_run_left_behind(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "config.json", tmp_path / "config.json")
     write_folder(tmp_path / "examples", count=2, size=64, seed=0)
@@ -189,6 +191,7 @@ def test_a_named_image_that_is_none_is_an_error(run: Path) -> None:
         write_report(run, images=[run.parent / "images" / HOSTILE])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_page_holds_what_it_is_given(tmp_path: Path) -> None:
     numbers = (Number("A & B", "1 < 2", "So it is."),)
     section = Section(
@@ -221,6 +224,7 @@ def test_report_of_no_run_says_so(tmp_path: Path) -> None:
     assert not Run(tmp_path).metrics()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_check_that_could_not_rank_is_reported_as_undefined(run: Path, tmp_path: Path) -> None:
     """When every match was right there is no AUROC: summary.json says null, the page undefined."""
     import json

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -229,15 +229,30 @@ def _binned(
     blur: float,
 ) -> PoseVotes:
     """Votes (h0 * w0, h1 * w1) by their offset: target minus where the pose takes the source."""
-    linear = votes.new_tensor(pose).reshape(2, 2)
-    cells0, cells1 = (_centred_cells(grid, votes) for grid in (grid0, grid1))
+    linear, first, bins, (high, wide) = _offset_bins(pose, grid0, grid1, votes.device, votes.dtype)
+    histograms = votes.new_zeros(len(votes), high * wide).scatter_add_(1, bins, votes)
+    return PoseVotes(linear, first, histograms.reshape(-1, high, wide), blur)
+
+
+@lru_cache(maxsize=4 * sum(map(len, POSES)))
+def _offset_bins(
+    pose: Pose,
+    grid0: tuple[int, int],
+    grid1: tuple[int, int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, tuple[int, int]]:
+    """The pose (2, 2), the first bin's offset (2,), the bin of every pair of cells, and how many.
+
+    Kept, there and back, for two pairs of grids: most photos have one of few shapes.
+    """
+    linear = torch.tensor(pose, device=device, dtype=dtype).reshape(2, 2)
+    cells0, cells1 = (_centred_cells(grid, linear) for grid in (grid0, grid1))
     offsets = cells1 - (cells0 @ linear.T)[:, None]
     first = offsets.flatten(0, 1).amin(0).floor()
     bins = (offsets - first).round().long()
     wide, high = (int(bins[..., i].max()) + 1 for i in (0, 1))
-    histograms = votes.new_zeros(len(votes), high * wide)
-    histograms.scatter_add_(1, bins[..., 1] * wide + bins[..., 0], votes)
-    return PoseVotes(linear, first, histograms.reshape(-1, high, wide), blur)
+    return linear, first, bins[..., 1] * wide + bins[..., 0], (high, wide)
 
 
 def _centred(cells: Tensor, grid: tuple[int, int]) -> Tensor:
