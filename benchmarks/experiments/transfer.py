@@ -89,10 +89,10 @@ Carried = dict[tuple[str, int], Joined]
 
 
 class Reader:
-    """Sources of a group of tasks, each seen once whole and once cut out."""
+    """Sources of a group of tasks, each seen once whole (if asked so) and once cut out."""
 
-    def __init__(self, extract: Extract) -> None:
-        self.extract = extract
+    def __init__(self, extract: Extract, *, whole: bool) -> None:
+        self.extract, self.is_whole = extract, whole
         self.group: tuple[Labelled, ...] = ()
         self.whole: list[Source] = []
         self.cut: list[Source] = []
@@ -101,7 +101,8 @@ class Reader:
         if all(a is b for a, b in zip(self.group, items, strict=False)) and self.group:
             return
         self.group = items
-        self.whole = [Source(self.extract(item.read()), (item,)) for item in items]
+        if self.is_whole:
+            self.whole = [Source(self.extract(item.read()), (item,)) for item in items]
         self.cut = [cut_source([item], self.extract) for item in items]
 
     def say(self, task: Task) -> Carried:
@@ -118,16 +119,16 @@ class Reader:
 
         said: Carried = {}
         for count in COUNTS:
-            (said[WHOLE, count],) = carry(self.whole[:count], target, kinds)
+            if self.is_whole:
+                (said[WHOLE, count],) = carry(self.whole[:count], target, kinds)
             (said[CUT, count],) = carry(self.cut[:count], target, kinds)
             (said[CLOSER, count],) = carry(self.cut[:count], target, kinds, look)
         return said
 
 
 @torch.no_grad()
-def carry_all(tasks: Sequence[Task], extract: Extract, *, tables: Path | None) -> list[Carried]:
+def carry_all(tasks: Sequence[Task], reader: Reader, *, tables: Path | None) -> list[Carried]:
     """Of every task what is said; tables: where it is kept, so that a stopped run goes on."""
-    reader = Reader(extract)
     results: list[Carried] = []
     if tables is not None and tables.is_file():
         results = torch.load(tables, weights_only=False)
@@ -320,14 +321,16 @@ def main() -> None:
         row = build_row(args.row, device=torch.device("cpu"), init=args.init)
         extract, digest = row_extract(row, side=args.side), row.weights_sha256
         tasks = [task for task in tasks if task.related]
-    carried = carry_all(tasks, extract, tables=args.tables)
+    reader = Reader(extract, whole=args.row == "ours")
+    carried = carry_all(tasks, reader, tables=args.tables)
+    ways = WAYS if reader.is_whole else (CUT, CLOSER)
     pairs = list(zip(tasks, carried, strict=True))
     answers = {
         way: {n: [answer(task, said[way, n], n) for task, said in pairs] for n in COUNTS}
-        for way in WAYS
+        for way in ways
     }
     metrics: dict[str, Any] = {
-        way: {named(n): by_set(some, found) for n, some in answers[way].items()} for way in WAYS
+        way: {named(n): by_set(some, found) for n, some in answers[way].items()} for way in ways
     }
     if args.row == "ours":
         trust = model.reliability.transfer if model.reliability else None

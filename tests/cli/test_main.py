@@ -124,9 +124,10 @@ def test_given_points_are_all_matched(
     photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = _images(photos)[:2]
-    command = f"match {first} {second} --out {tmp_path} --model {model} --json --points 3 4 50 60"
-    main(command.split())
-    assert json.loads(capsys.readouterr().out)["points0"] == [[3, 4], [50, 60]]
+    command = f"match {first} {second} --out {tmp_path} --model {model} --json --points"
+    for words in ("3 4 50 60", "3,4 50,60"):
+        main([*command.split(), *words.split()])
+        assert json.loads(capsys.readouterr().out)["points0"] == [[3, 4], [50, 60]]
 
 
 def _fails(command: str, capsys: pytest.CaptureFixture[str]) -> str:
