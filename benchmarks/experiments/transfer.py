@@ -10,7 +10,8 @@ PASCAL3D+'s train split, fits the logistic models that turn signs into probabili
 half of the species and classes. Without it the other half and the val
 split are asked: PCK at a tenth of the box, the share of right ones among those called sure,
 calibration, boxes, and photos of other things, on which no label should come to lie. Each is asked
-three times: photos seen whole, labelled objects cut out, and with a second look at what was found.
+three times: photos seen whole, labelled objects cut out, and with a second look at what was found;
+other rows in the last way alone.
 """
 
 from __future__ import annotations
@@ -89,10 +90,10 @@ Carried = dict[tuple[str, int], Joined]
 
 
 class Reader:
-    """Sources of a group of tasks, each seen once whole (if asked so) and once cut out."""
+    """Sources of a group of tasks, each seen cut out; in all ways: whole, too."""
 
-    def __init__(self, extract: Extract, *, whole: bool) -> None:
-        self.extract, self.is_whole = extract, whole
+    def __init__(self, extract: Extract, *, all_ways: bool) -> None:
+        self.extract, self.all_ways = extract, all_ways
         self.group: tuple[Labelled, ...] = ()
         self.whole: list[Source] = []
         self.cut: list[Source] = []
@@ -101,7 +102,7 @@ class Reader:
         if all(a is b for a, b in zip(self.group, items, strict=False)) and self.group:
             return
         self.group = items
-        if self.is_whole:
+        if self.all_ways:
             self.whole = [Source(self.extract(item.read()), (item,)) for item in items]
         self.cut = [cut_source([item], self.extract) for item in items]
 
@@ -119,9 +120,9 @@ class Reader:
 
         said: Carried = {}
         for count in COUNTS:
-            if self.is_whole:
+            if self.all_ways:
                 (said[WHOLE, count],) = carry(self.whole[:count], target, kinds)
-            (said[CUT, count],) = carry(self.cut[:count], target, kinds)
+                (said[CUT, count],) = carry(self.cut[:count], target, kinds)
             (said[CLOSER, count],) = carry(self.cut[:count], target, kinds, look)
         return said
 
@@ -321,9 +322,9 @@ def main() -> None:
         row = build_row(args.row, device=torch.device("cpu"), init=args.init)
         extract, digest = row_extract(row, side=args.side), row.weights_sha256
         tasks = [task for task in tasks if task.related]
-    reader = Reader(extract, whole=args.row == "ours")
+    reader = Reader(extract, all_ways=args.row == "ours")
     carried = carry_all(tasks, reader, tables=args.tables)
-    ways = WAYS if reader.is_whole else (CUT, CLOSER)
+    ways = WAYS if reader.all_ways else (CLOSER,)
     pairs = list(zip(tasks, carried, strict=True))
     answers = {
         way: {n: [answer(task, said[way, n], n) for task, said in pairs] for n in COUNTS}
