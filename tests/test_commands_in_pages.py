@@ -139,7 +139,7 @@ SERVES = "demo"
 """Stays until it is stopped."""
 
 QUICKLY_HERE = {
-    "mean-flow": "--inputs 48 64 --measures mean-flow",
+    "mean-flow": "--pairs 1 --inputs 48 --measures mean-flow",
     "--rows ours resnet50-hc": "--init {weights} --inputs 64",
     "--rows resnet50-hc": "--init {weights}",
     "--fit detector": "--sure 0.1 --no-pictures",
@@ -203,7 +203,7 @@ def test_what_is_not_run_is_still_shown() -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages' commands ask for: photos, pairs, labels, benchmarks, a run, a detector."""
     root = tmp_path_factory.mktemp("pages")
-    write_folder(root / "photos", count=16, size=64, seed=0)
+    write_folder(root / "photos", count=10, size=64, seed=0)
     birds = read_coco(root / "photos" / "keypoints.json").only(["bird"])
     for bird, name in zip(birds.objects, "ab", strict=True):
         shutil.copy(root / "photos" / bird.name, root / f"{name}.jpg")
@@ -221,7 +221,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.learn(tiny.images(root / "drawn"), root / "runs" / "mine", tiny.tiny(steps=2))
     for name in ("runs/plain", "RUN"):
         shutil.copytree(root / "runs" / "mine", root / name)
-    Image.open(root / "b.jpg").resize((400, 300)).save(root / "large.jpg")
+    Image.open(root / "b.jpg").resize((144, 108)).save(root / "large.jpg")
     (root / "VOC-SHARDS").mkdir()
     with tarfile.open(root / "VOC-SHARDS" / "0.tar", "w") as shard:
         for path in sorted((root / "photos").glob("*.png")):
@@ -244,10 +244,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Files in the place of ImageNet's weights, which are random here."""
+    """Files in the place of ImageNet's weights, which are all alike here."""
     folder = tmp_path_factory.mktemp("weights")
     for build in (resnet50, vgg16):
-        torch.save(build().state_dict(), folder / f"{build.__name__}.pth")
+        with torch.device("meta"):
+            named = build().state_dict()
+        last = ("fc.", "classifier.")
+        kept = {name: torch.full_like(values, 0.02, device="cpu") for name, values in named.items()
+                if not name.startswith(last)}  # fmt: skip
+        torch.save(kept, folder / f"{build.__name__}.pth")
     return f"{folder / 'resnet50.pth'} {folder / 'vgg16.pth'}"
 
 
@@ -291,6 +296,7 @@ def test_a_page_s_commands_run_in_their_order_without_network(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(socket.socket, "connect", only_this_machine)
     monkeypatch.setattr(cli, "_report", lambda folder: None)  # drawing takes most of the time
+    monkeypatch.setattr("surefeat.show.page._DPI", 40)
     quick = partial(replace, tiny.QUICK)  # --fit has no options for the detector's size
     monkeypatch.setattr("surefeat.keypoints.config.KeypointConfig", quick)
     load = DenseFeatures.from_pretrained
