@@ -140,7 +140,7 @@ def with_unrelated(tasks: list[Task]) -> list[Task]:
 
 def tasks_of(data: Path, part: str, *, small: bool) -> list[Task]:
     """All tasks of a part; in the check, a photo of something else for every third group."""
-    birds, targets, pascal = (3, 1, 1) if small else (12, 3, 4 if part == "fit" else 5)
+    birds, targets, pascal = (3, 1, 1) if small else (12, 3, 4)
     tasks = bird_tasks(data, part, birds, targets) + pascal_tasks(data, part, pascal)
     every = with_unrelated(tasks)
     if part == "fit":
