@@ -6,12 +6,18 @@ import re
 import shlex
 import shutil
 import socket
+import tarfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
+import torch
 import tyro
+from PIL import Image
+from torchvision.models import resnet50, vgg16
 
 import sets
 import tiny
@@ -123,38 +129,35 @@ QUICKLY = {
     "evaluate pascal3d": "--classes kite --rounds 1 --seeds 0 --size 48 --views 2 --least-views 4"
     " --epochs 1 --least-steps 2 --batch 4 --hidden 8 --objects 4",
     "find": "--point 20,20 --count 3",
+    "boxes propose": "--proposals.draws 100 --proposals.count 20",
     "data synthetic": "--count 16 --size 64",
     "data show": "--count 2",
 }
 """What makes a command quick; options that come twice count as the last one says. Others run as
 they are."""
 
-ELSEWHERE = {
-    "relate": "needs the model that ships: tests/cli/test_every_command.py",
-    "report": "draws for many seconds: tests/cli/test_every_command.py",
-    "boxes propose": "is compiled for many seconds: tests/cli/test_every_command.py",
-    "demo": "serves until it is stopped: tests/demo",
-    "export": "traces for many seconds: tests/cli/test_every_command.py, test_keypoint_cli.py",
+SERVES = "demo"
+"""Stays until it is stopped."""
+
+QUICKLY_HERE = {
+    "mean-flow": "--pairs 1 --inputs 48 --measures mean-flow",
+    "--rows ours resnet50-hc": "--init {weights} --inputs 64",
+    "--rows resnet50-hc": "--init {weights}",
+    "--fit detector": "--sure 0.1 --no-pictures",
 }
-"""Commands that do not run here, and why."""
+"""What else makes a command quick that has these words, after what its name has."""
 
 OUT_OF_REACH = {
-    "--init vgg16.pth": "weights that are not in the package",
-    "VOC-SHARDS": "PASCAL VOC, and ImageNet's weights",
-    "resnet50-hc": "ImageNet's weights",
-    "--inputs 224 320 --measures mean-flow": "proposals, which are compiled for many seconds",
-    "data/weights/": "ImageNet's weights",
-    "hyperpixel-flow": "ImageNet's weights",
-    "vgg16+phm": "ImageNet's weights",
-    "peers fit gcnn": "ImageNet's weights",
-    "gcnn=runs/gcnn": "a peer that was trained",
-    "peers fit hog": "PASCAL VOC",
-    "hog-nam=runs/hog": "a peer that was trained",
-    "peers fit landmarks": "PASCAL VOC",
-    "landmarks-64=runs": "a peer that was trained",
-    "--fit detector": "a whole fit: tests/keypoints/test_transfer.py",
-    "--engine ray": "a cluster: tests/index/test_ray_engine.py",
-    "large.jpg": "a large photo: tests/match/test_large.py",
+    "data/weights/": "a peer's training, or rows of one: tests/peers",
+    "hyperpixel-flow": "ImageNet's weights of a whole network: tests/peers",
+    "vgg16+phm": "proposals and ImageNet's weights: tests/peers",
+    "peers fit gcnn": "ImageNet's weights: tests/peers",
+    "gcnn=runs/gcnn": "a peer that was trained: tests/peers",
+    "peers fit hog": "PASCAL VOC: tests/peers",
+    "hog-nam=runs/hog": "a peer that was trained: tests/peers",
+    "peers fit landmarks": "PASCAL VOC: tests/peers",
+    "landmarks-64=runs": "a peer that was trained: tests/peers",
+    "--engine ray": "a cluster, 15 seconds: tests/index/test_ray_engine.py",
     "--paper": "minutes: the paper's head is large, and nothing makes it smaller",
 }
 """What stands in commands that cannot run without network or in seconds, and what they need."""
@@ -172,7 +175,7 @@ def name_of(command: str) -> str:
 
 def must_run(command: str) -> bool:
     absent = any(words in command for words in OUT_OF_REACH)
-    return name_of(command) not in ELSEWHERE and not absent
+    return not absent
 
 
 def first_shown() -> dict[Path, list[str]]:
@@ -192,8 +195,7 @@ RUN = first_shown()
 
 def test_what_is_not_run_is_still_shown() -> None:
     every = [command for page in PAGES for command in whole_commands(page)]
-    assert ELSEWHERE.keys() <= {name_of(command) for command in every}
-    assert all(any(words in command for command in every) for words in OUT_OF_REACH)
+    assert all(any(w in c for c in every) for w in (*OUT_OF_REACH, *QUICKLY_HERE))
     assert QUICKLY.keys() <= {name_of(command) for command in every}
     assert len(RUN) > 6
 
@@ -212,9 +214,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(root / "parts.json", root / "labels.json")
     sets.write_pairs(root, most=1)
     small = DenseFeatures.from_pretrained(sets.write_model(root / "small"), device="cpu")
+    small.reliability = tiny.a_reliability()
+    small.cohort = tiny.a_cohort(small.extract(root / "a.jpg")[0])
+    small.save_pretrained(root / "small")
+    shutil.copytree(root / "small", root / "run" / "model")
     KeypointDetector.fit(small, birds, config=sets.QUICK).save(root / "parts")
     tiny.learn(tiny.images(root / "drawn"), root / "runs" / "mine", tiny.tiny(steps=2))
-    shutil.copytree(root / "runs" / "mine", root / "runs" / "plain")
+    for name in ("runs/plain", "RUN"):
+        shutil.copytree(root / "runs" / "mine", root / name)
+    Image.open(root / "b.jpg").resize((144, 108)).save(root / "large.jpg")
+    (root / "VOC-SHARDS").mkdir()
+    with tarfile.open(root / "VOC-SHARDS" / "0.tar", "w") as shard:
+        for path in sorted((root / "photos").glob("*.png")):
+            shard.add(path, path.name)
+    names = [path.name for path in sorted((root / "photos").glob("*.png"))]
+    (root / "LIST").write_text("\n".join(names[:8]))
     sets.make(root / "scenes", count=2, boxes=12)
     data = root / "data"
     sets.willow(data / "pf-willow")
@@ -229,11 +243,49 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Files in the place of ImageNet's weights, which are all alike here."""
+    folder = tmp_path_factory.mktemp("weights")
+    for build in (resnet50, vgg16):
+        with torch.device("meta"):
+            named = build().state_dict()
+        last = ("fc.", "classifier.")
+        kept = {name: torch.full_like(values, 0.02, device="cpu") for name, values in named.items()
+                if not name.startswith(last)}  # fmt: skip
+        torch.save(kept, folder / f"{build.__name__}.pth")
+    return f"{folder / 'resnet50.pth'} {folder / 'vgg16.pth'}"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def only_this_machine(socket: Any, address: Any) -> None:
+    """In the place of a socket's `connect`."""
+    if address[0] != "127.0.0.1":
+        pytest.fail(f"asks the network: {address}")
+    CONNECT(socket, address)
+
+
+CONNECT = socket.socket.connect
+
+
+def ask_and_stop(page: Any) -> None:
+    """In the place of waiting for Ctrl-C: the page is asked for once, then Ctrl-C comes."""
+    assert b"surefeat" in urlopen(page.local_url).read()
+    page.close(verbose=False)
+    raise KeyboardInterrupt
+
+
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_s_commands_run_in_their_order_without_network(
     page: Path,
     prepared: Path,
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -244,8 +296,11 @@ def test_a_page_s_commands_run_in_their_order_without_network(
         shutil.copytree(prepared / "scenes" / "photos", tmp_path / "photos")
         shutil.copy(prepared / "scenes" / "proposals.npz", tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("asks the network"))
+    monkeypatch.setattr(socket.socket, "connect", only_this_machine)
     monkeypatch.setattr(cli, "_report", lambda folder: None)  # drawing takes most of the time
+    monkeypatch.setattr("surefeat.show.page._DPI", 40)
+    quick = partial(replace, sets.QUICK)  # --fit has no options for the detector's size
+    monkeypatch.setattr("surefeat.keypoints.config.KeypointConfig", quick)
     load = DenseFeatures.from_pretrained
     monkeypatch.setattr(
         DenseFeatures,
@@ -257,12 +312,25 @@ def test_a_page_s_commands_run_in_their_order_without_network(
         for folder in re.findall(r"--out (\S+)", command):
             if name in ("pretrain", "boxes fit", "keypoints fit"):
                 shutil.rmtree(folder, ignore_errors=True)  # prepared for other pages
-        main([*shlex.split(command), *QUICKLY.get(name, "").split()])
+        quickly = [more for words, more in QUICKLY_HERE.items() if words in command]
+        if any("{weights}" in more for more in quickly):
+            quickly = [m.format(weights=request.getfixturevalue("weights")) for m in quickly]
+        words = shlex.split(" ".join([command, QUICKLY.get(name, ""), *quickly]))
+        if name == SERVES:
+            blocks = pytest.importorskip("gradio", reason="needs the demo extra").Blocks
+            monkeypatch.setattr(blocks, "block_thread", ask_and_stop)
+            with pytest.raises(SystemExit):
+                main([*words, "--port", str(free_port())])
+        else:
+            main(words)
         assert capsys.readouterr().out.strip(), command
 
 
 def test_a_new_page_is_run_too(tmp_path: Path) -> None:
     """Whatever command a page shows is run, but for those that are listed."""
-    (tmp_path / "new.md").write_text("`surefeat match a.jpg b.jpg`, then `surefeat relate x/`.")
+    (tmp_path / "new.md").write_text(
+        "`surefeat match a.jpg b.jpg`, then `surefeat relate x/`,"
+        " `surefeat extract x/ --engine ray`."
+    )
     commands = whole_commands(tmp_path / "new.md")
-    assert [must_run(command) for command in commands] == [True, False]
+    assert [must_run(command) for command in commands] == [True, True, False]

@@ -2,8 +2,8 @@
 
     python benchmarks/experiments/suggest.py DATA --out results/studies/suggest.json
 
-DATA holds cub-dev, pascal3d and voc. Of each set, 50 of 70 photos are to choose from (other 50 for
-every seed); a head learns from 5, 10 and 20 of them and finds the parts in 40 other photos. Both
+DATA holds cub-dev, pascal3d and voc. Of each set, 50 of 100 photos are to choose from (other 50 for
+every seed); a head learns from 5, 10 and 20 of them and finds the parts in 100 other photos. Both
 choices get the same head, seeds and settings: descriptors alone, 192 pixels, 32 hidden channels,
 3 views, so that it runs on a CPU; the detector that ships is larger and better. Random choice is
 the mean of 3 draws per seed. `doubt` goes in steps: a head on what is chosen so far says of which
@@ -38,7 +38,7 @@ from surefeat.model.config import POINT_WEIGHTS, WEIGHTS, model_folder
 from surefeat.model.network import DenseFeatures
 
 HEAD = KeypointConfig(size=192, hidden=32, views=3, least_views=0)
-POOL, CHOICE, TEST = 70, 50, 40
+POOL, CHOICE, TEST = 100, 50, 100
 LABELS = (5, 10, 20)
 DRAWS = 3
 

@@ -1,21 +1,23 @@
 """Labels carried from one or three photos to others: how many are right, and does the score say so?
 
     python benchmarks/experiments/transfer.py DATA --part fit --store
-    python benchmarks/experiments/transfer.py DATA --out results/studies/transfer.json
+    python benchmarks/experiments/transfer.py DATA --out results/studies/transfer_val.json
+    python benchmarks/experiments/transfer.py DATA --row res4e --init FILE --out FILE
 
 DATA holds cub-dev, pascal3d and voc. `--part fit` looks at half of the birds' species and at
 PASCAL3D+'s train split, fits the logistic models that turn signs into probabilities and, with
 --store, writes them into the model's reliability.json; its scores are judged by fits on the other
 half of the species and classes. Without it the other half and the val
 split are asked: PCK at a tenth of the box, the share of right ones among those called sure,
-calibration, boxes, and photos of other things, on which no label should come to lie.
+calibration, boxes, and photos of other things, on which no label should come to lie. Each is asked
+three times: photos seen whole, labelled objects cut out, and with a second look at what was found;
+other rows in the last way alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,16 +28,24 @@ import torch
 from reliability import calibration
 from torch import Tensor
 from tqdm import tqdm
+from transfer_tasks import ALIKE, LEAST_SIDE, SOURCES, Task, same_side, tasks_of
 
 from surefeat.core.files import choose_device, environment, file_hash, write_json
 from surefeat.core.geometry import Frame, box_iou
 from surefeat.core.image import resize
 from surefeat.core.ranking import auroc
-from surefeat.data.coco import Category
-from surefeat.data.decode import Place
-from surefeat.data.keypoints import Labelled, read_coco
-from surefeat.keypoints.carry import RIGHT_WITHIN, Carried, Joined, Source, carry_photo, join
+from surefeat.data.keypoints import Labelled
+from surefeat.keypoints.carry import (
+    CONTEXT,
+    RIGHT_WITHIN,
+    SMALL,
+    Joined,
+    Source,
+    carry,
+    cut_source,
+)
 from surefeat.keypoints.transfer import SURE
+from surefeat.match.large import Part, cut_part
 from surefeat.measure.metrics import longer_side
 from surefeat.measure.rows import Row, build_row
 from surefeat.model.config import WEIGHTS, model_folder
@@ -43,140 +53,26 @@ from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import Reliability, TransferTrust, fit_logistic
 
-SOURCES = 3
-LEAST_SIDE = 100.0
-"""Pixels of a box's longer side; photos have 300 to 384."""
-ALIKE = 0.6
-"""Two objects show the same side if so much of the parts seen in either are seen in both; the
-annotations have no viewpoint."""
-
 SPLITS = {
     "fit": "half of the species, and PASCAL3D+ train; scores by a fit on the other half of the "
     "species and classes",
     "check": "the other half of the species, and PASCAL3D+ val without difficult objects",
 }
 
-_KEPT = 40  # photos whose features are kept
+WHOLE, CUT, CLOSER = "photos seen whole", "labelled objects cut out", "and a second look"
+WAYS = (WHOLE, CUT, CLOSER)
+"""The last one is what ships."""
+
+COUNTS = (1, SOURCES)
 
 Extract = Callable[[Tensor], Features]
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """Labelled objects and a photo to which they are carried."""
-
-    kind: str
-    """The set: birds or pascal3d."""
-    group: str
-    """Species or class."""
-    category: Category
-    sources: tuple[Labelled, ...]
-    target: Labelled
-    related: bool
-    """The photo shows the same kind of thing."""
-
-
-def choose(
-    objects: Sequence[Labelled], rng: random.Random, *, targets: int, sided: bool
-) -> tuple[tuple[Labelled, ...], list[Labelled]] | None:
-    """Three sources, which show half of what any shows, and targets; None where they are too few.
-
-    Photos with one object alone are used, so that it is clear which is meant. sided: half of
-    the targets show the first source's side, where there are as many.
-    """
-    names = [item.name for item in objects]
-    alone = [item for item in objects if names.count(item.name) == 1]
-    large = [item for item in alone if longer_side(item.box) >= LEAST_SIDE]
-    large = [item for item in large if int(item.visible.sum()) >= 2]
-    rng.shuffle(large)
-    most = max((int(item.visible.sum()) for item in large), default=0)
-    rich = [item for item in large if int(item.visible.sum()) >= most / 2][:SOURCES]
-    rest = [item for item in large if all(item is not other for other in rich)]
-    if len(rich) < SOURCES or len(rest) < targets:
-        return None
-    alike = [item for item in rest if sided and same_side(rich[0].visible, item.visible)]
-    near = alike[: -(-targets // 2)]
-    far = [item for item in rest if all(item is not other for other in near)]
-    return tuple(rich), (near + far)[:targets]
-
-
-def same_side(visible0: Tensor, visible1: Tensor) -> bool:
-    """Of the parts (K,) seen in either, ALIKE or more are seen in both."""
-    return int((visible0 & visible1).sum()) >= ALIKE * int((visible0 | visible1).sum())
-
-
-def bird_tasks(data: Path, part: str, count: int, targets: int) -> list[Task]:
-    """Groups are species; every second one is for the fit."""
-    rng = random.Random(0)
-    whole = read_coco(data / "cub-dev/keypoints.json", images=data / "cub-dev/photos")
-    notes = json.loads((data / "cub-dev/keypoints.json").read_text())["annotations"]
-    species: dict[int, list[Labelled]] = {}
-    for item, note in zip(whole.objects, notes, strict=True):
-        species.setdefault(note["species"], []).append(item)
-    half = sorted(species)[part == "check" :: 2]
-    tasks = []
-    for number in half:
-        chosen = choose(species[number], rng, targets=targets, sided=False)
-        if chosen and len(tasks) < count * targets:
-            about = ("birds", str(number), whole.categories[0], chosen[0])
-            tasks += [Task(*about, target, True) for target in chosen[1]]
-    return tasks
-
-
-def pascal_tasks(data: Path, part: str, targets: int) -> list[Task]:
-    """Groups are classes; the train split is for the fit, val for the check.
-
-    The fit has to do with all that there is; in the check, objects that are difficult, truncated or
-    occluded are not used, and half of the photos show the first source's side.
-    """
-    rng = random.Random(0)
-    split = "train" if part == "fit" else "val"
-    file = data / f"pascal3d/keypoints_{split}.json"
-    whole = read_coco(file, images=data / "voc")
-    notes = json.loads(file.read_text())["annotations"]
-    flags = ("difficult", "truncated", "occluded")
-    whole = replace(whole, objects=tuple(
-        replace(item, visible=item.visible & (part == "fit" or not any(note[f] for f in flags)))
-        for item, note in zip(whole.objects, notes, strict=True)
-    ))  # fmt: skip
-    tasks = []
-    for number, category in enumerate(whole.categories):
-        mine = [item for item in whole.objects if item.category == number]
-        chosen = choose(mine, rng, targets=targets, sided=part == "check")
-        if chosen:
-            about = ("pascal3d", category.name, category, _plain(chosen[0]))
-            tasks += [Task(*about, target, True) for target in _plain(chosen[1])]
-    return tasks
-
-
-def _plain(items: Sequence[Labelled]) -> tuple[Labelled, ...]:
-    return tuple(replace(item, category=0) for item in items)
-
-
-def with_unrelated(tasks: list[Task]) -> list[Task]:
-    """And one photo of something else for every group: birds get one of PASCAL3D+'s things, those
-    a bird and the next class but two by turns."""
-    groups: dict[tuple[str, str], Task] = {}
-    for task in tasks:
-        groups.setdefault((task.kind, task.group), task)
-    firsts = list(groups.values())
-    birds = [task for task in firsts if task.kind == "birds"]
-    others = [task for task in firsts if task.kind != "birds"]
-    more = []
-    for number, task in enumerate(birds):
-        foreign = others[number % len(others)].target
-        more.append(replace(task, target=foreign, related=False))
-    for number, task in enumerate(others):
-        foreign = birds[number % len(birds)] if number % 2 else others[(number + 3) % len(others)]
-        more.append(replace(task, target=foreign.target, related=False))
-    return sorted(tasks + more, key=lambda task: (task.kind, task.group))
 
 
 def model_extract(model: DenseFeatures) -> Extract:
     return lambda pixels: model.extract(pixels)[0]
 
 
-def row_extract(row: Row, *, side: int = 320) -> Extract:
+def row_extract(row: Row, *, side: int) -> Extract:
     """A row sees squares."""
 
     def extract(pixels: Tensor) -> Features:
@@ -189,54 +85,56 @@ def row_extract(row: Row, *, side: int = 320) -> Extract:
     return extract
 
 
-def cropped(item: Labelled, pixels: Tensor, context: float) -> tuple[Tensor, Labelled]:
-    """An object cut out with this share of its box around it, and its labels there."""
-    x1, y1, x2, y2 = item.box.tolist()
-    dx, dy = context * (x2 - x1 + 1), context * (y2 - y1 + 1)
-    left, top = max(0, int(x1 - dx)), max(0, int(y1 - dy))
-    part = pixels[:, top : int(y2 + dy) + 2, left : int(x2 + dx) + 2]
-    shift = torch.tensor([left, top], dtype=torch.float32)
-    size = (part.shape[1], part.shape[2])
-    box = torch.minimum(item.box - shift.repeat(2), torch.tensor([size[1], size[0]] * 2) - 1.0)
-    return part, replace(item, box=box.clamp_min(0), points=item.points - shift, size=size)
+Carried = dict[tuple[str, int], Joined]
+"""What is said of a photo, by way and number of sources."""
+
+
+class Reader:
+    """Sources of a group of tasks, each seen cut out; in all ways: whole, too."""
+
+    def __init__(self, extract: Extract, *, all_ways: bool) -> None:
+        self.extract, self.all_ways = extract, all_ways
+        self.group: tuple[Labelled, ...] = ()
+        self.whole: list[Source] = []
+        self.cut: list[Source] = []
+
+    def read(self, items: tuple[Labelled, ...]) -> None:
+        if all(a is b for a, b in zip(self.group, items, strict=False)) and self.group:
+            return
+        self.group = items
+        if self.all_ways:
+            self.whole = [Source(self.extract(item.read()), (item,)) for item in items]
+        self.cut = [cut_source([item], self.extract) for item in items]
+
+    def say(self, task: Task) -> Carried:
+        self.read(task.sources)
+        pixels = task.target.read()
+        target = self.extract(pixels)
+        kinds = [task.category]
+        kept: dict[Part, Features] = {}
+
+        def look(part: Part) -> Features:
+            if part not in kept:
+                kept[part] = self.extract(cut_part(pixels, part))
+            return kept[part]
+
+        said: Carried = {}
+        for count in COUNTS:
+            if self.all_ways:
+                (said[WHOLE, count],) = carry(self.whole[:count], target, kinds)
+                (said[CUT, count],) = carry(self.cut[:count], target, kinds)
+            (said[CLOSER, count],) = carry(self.cut[:count], target, kinds, look)
+        return said
 
 
 @torch.no_grad()
-def carry_all(
-    tasks: Sequence[Task],
-    extract: Extract,
-    *,
-    context: float | None = None,
-    most: int = SOURCES,
-    tables: Path | None = None,
-) -> list[list[Carried]]:
-    """Every task's sources, carried to its photo one by one; features of a group are kept.
-
-    tables: where what was carried is kept, so that a run that was stopped goes on.
-    """
-    kept: dict[Place, Features] = {}
-
-    def features_of(item: Labelled, cut: float | None) -> tuple[Features, Labelled]:
-        pixels, about = item.read(), item
-        if cut is not None:
-            pixels, about = cropped(item, pixels, cut)
-        features = kept.pop(item.image) if item.image in kept else extract(pixels)
-        kept[item.image] = features  # the one used last is forgotten last
-        if len(kept) > _KEPT:
-            kept.pop(next(iter(kept)))
-        return features, about
-
-    results: list[list[Carried]] = []
+def carry_all(tasks: Sequence[Task], reader: Reader, *, tables: Path | None) -> list[Carried]:
+    """Of every task what is said; tables: where it is kept, so that a stopped run goes on."""
+    results: list[Carried] = []
     if tables is not None and tables.is_file():
         results = torch.load(tables, weights_only=False)
     for number, task in enumerate(tqdm(tasks[len(results) :], mininterval=20)):
-        target, _ = features_of(task.target, None)
-        carried = []
-        for item in task.sources[:most]:
-            features, about = features_of(item, context)
-            source = Source(features, (replace(about, category=0),))
-            carried += carry_photo(source, target, [task.category])
-        results.append(carried)
+        results.append(reader.say(task))
         if tables is not None and (number % 4 == 3 or len(results) == len(tasks)):
             torch.save(results, tables)
     return results
@@ -256,15 +154,14 @@ class Answer:
     alike: bool
 
 
-def answer(task: Task, carried: Sequence[Carried]) -> Answer:
-    joined = join(carried, task.target.size)
+def answer(task: Task, joined: Joined, count: int) -> Answer:
     truth, seen = task.target, task.target.visible & task.related
     if not task.related:
         nobody = torch.zeros_like(joined.known)
         return Answer(task, joined, nobody, nobody, 0.0, False)
     away = (joined.points - truth.points).norm(dim=-1)
     right = (away < RIGHT_WITHIN * longer_side(truth.box)) & seen
-    shown = torch.stack([one.labelled.visible for one in carried])
+    shown = torch.stack([one.visible for one in task.sources[:count]])
     overlap = float(box_iou(joined.box[None], truth.box[None].float()))
     return Answer(
         task,
@@ -372,60 +269,45 @@ def crossed(answers: Sequence[Answer]) -> list[tuple[Answer, TransferTrust]]:
     return [(one, fits[1 - i]) for i in (0, 1) for one in parts[i]]
 
 
-def unswapped(carried: Carried, flip: Sequence[int]) -> Carried:
-    """As if left and right kept their names."""
-    if not carried.motion.mirrored:
-        return carried
-    rows = torch.tensor(flip)
-    return replace(carried, points=carried.points[rows], chances=carried.chances[rows],
-                   stray=carried.stray[rows])  # fmt: skip
-
-
-def surest(carried: Sequence[Carried]) -> list[Carried]:
-    """Of several sources the one that is best supported, instead of votes."""
-    return [max(carried, key=lambda one: one.weight)]
-
-
 def by_set(answers: Sequence[Answer], judge: Callable[..., Any]) -> dict[str, Any]:
     kinds = sorted({one.task.kind for one in answers})
     return {kind: judge([one for one in answers if one.task.kind == kind]) for kind in kinds}
 
 
-def choices(tasks: Sequence[Task], carried: Sequence[Sequence[Carried]]) -> dict[str, Any]:
-    """What the fit's half says of the choices: names that swap, votes."""
-    pairs = list(zip(tasks, carried, strict=True))
-    ways = {
-        "1 source": [answer(task, some[:1]) for task, some in pairs],
-        "1 source, left and right never swapped": [
-            answer(t, [unswapped(one, t.category.flip) for one in some[:1]]) for t, some in pairs
-        ],
-        "3 sources": [answer(task, some) for task, some in pairs],
-        "3 sources, left and right never swapped": [
-            answer(t, [unswapped(one, t.category.flip) for one in some]) for t, some in pairs
-        ],
-        "3 sources, the best supported alone": [answer(t, surest(some)) for t, some in pairs],
+def named(count: int) -> str:
+    return f"{count} source{'s' * (count > 1)}"
+
+
+def judged_scores(answers: dict[int, list[Answer]], trust: TransferTrust | None) -> dict[str, Any]:
+    """Scores by a fit that is given, or by fits on the half that is not their own."""
+    every = [one for some in answers.values() for one in some]
+    pairs = [(one, trust) for one in every] if trust else crossed(every)
+    own = {id(one): fit for one, fit in pairs}
+    return {
+        f"{named(n)}, scores": by_set(
+            some, lambda part: trusted([(one, own[id(one)]) for one in part])
+        )
+        for n, some in answers.items()
     }
-    return {way: by_set(answers, found) for way, answers in ways.items()}
 
 
-def tasks_of(data: Path, part: str, *, small: bool) -> list[Task]:
-    birds, targets = (3, 1) if small else (10 if part == "fit" else 6, 2)
-    pascal = 1 if small else (3 if part == "fit" else 2)
-    tasks = bird_tasks(data, part, birds, targets) + pascal_tasks(data, part, pascal)
-    every = with_unrelated(tasks)
-    if part == "fit":
-        return every
-    strange = [task for task in every if not task.related][::3]
-    return [task for task in every if task.related or any(task is one for one in strange)]
+def store(trust: TransferTrust) -> None:
+    """Into the folder of the model that ships."""
+    folder = model_folder(None)
+    known = Reliability.load(folder)
+    assert known is not None
+    replace(known, transfer=trust).save(folder)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("--part", choices=("fit", "check"), default="check")
     parser.add_argument("--row", default="ours", help="ours, or one of measure/rows.py")
+    parser.add_argument("--side", type=int, default=320, help="of the squares another row sees")
     parser.add_argument("--init", nargs="*", default=[], help="weights of an untrained row")
-    parser.add_argument("--context", type=float, help="cut sources out with this much around them")
     parser.add_argument("--store", action="store_true")
     parser.add_argument("--small", action="store_true", help="a few tasks, to try it")
     parser.add_argument("--tables", type=Path, help="keep what was carried, or read it from there")
@@ -438,40 +320,33 @@ def main() -> None:
     extract, digest = model_extract(model), file_hash(model_folder(None) / WEIGHTS)
     if args.row != "ours":
         row = build_row(args.row, device=torch.device("cpu"), init=args.init)
-        extract, digest = row_extract(row), row.weights_sha256
+        extract, digest = row_extract(row, side=args.side), row.weights_sha256
         tasks = [task for task in tasks if task.related]
-    most = SOURCES if args.context is None else 1
-    carried = carry_all(tasks, extract, context=args.context, most=most, tables=args.tables)
+    reader = Reader(extract, all_ways=args.row == "ours")
+    carried = carry_all(tasks, reader, tables=args.tables)
+    ways = WAYS if reader.all_ways else (CLOSER,)
     pairs = list(zip(tasks, carried, strict=True))
-    answers = {n: [answer(task, some[:n]) for task, some in pairs] for n in {1, most}}
-    metrics: dict[str, Any] = {
-        f"{n} source{'s' * (n > 1)}": by_set(some, found) for n, some in answers.items()
+    answers = {
+        way: {n: [answer(task, said[way, n], n) for task, said in pairs] for n in COUNTS}
+        for way in ways
     }
-    if args.row == "ours" and args.context is None:
+    metrics: dict[str, Any] = {
+        way: {named(n): by_set(some, found) for n, some in answers[way].items()} for way in ways
+    }
+    if args.row == "ours":
+        trust = model.reliability.transfer if model.reliability else None
         if args.part == "fit":
-            metrics = choices(tasks, carried)
             words = f"{len(tasks)} photos, 1 and 3 sources; birds and PASCAL3D+ train alike"
-            fitted = fit_trust([*answers[1], *answers[SOURCES]], words)
+            fitted = fit_trust([one for n in COUNTS for one in answers[CLOSER][n]], words)
             metrics["fit"] = asdict(fitted)
-            trust: TransferTrust | None = fitted
-            both = crossed([*answers[1], *answers[SOURCES]])
-            own = {id(one): fit for one, fit in both}
-        else:
-            trust = model.reliability.transfer if model.reliability else None
-            assert trust is not None
-            own = {id(one): trust for some in answers.values() for one in some}
-        for n, some in answers.items():
-            judged = by_set(some, lambda part: trusted([(one, own[id(one)]) for one in part]))
-            metrics[f"{n} source{'s' * (n > 1)}, scores"] = judged
-        if args.store and args.part == "fit":
-            folder = model_folder(None)
-            known = Reliability.load(folder)
-            assert known is not None
-            replace(known, transfer=trust).save(folder)
+            trust = None
+            if args.store:
+                store(fitted)
+        metrics |= judged_scores(answers[CLOSER], trust)
     record = {
         "row": args.row, "benchmark": "label transfer: birds (cub-dev) and PASCAL3D+",
         "split": SPLITS[args.part], "metrics": metrics,
-        "config": {"context": args.context, "sources": SOURCES, "alike": ALIKE,
+        "config": {"context": CONTEXT, "small": SMALL, "sources": SOURCES, "alike": ALIKE,
                    "least side, px": LEAST_SIDE, "photos": len(tasks)},
         "seconds": round(time.perf_counter() - start), "weights_sha256": digest, **about,
     }  # fmt: skip

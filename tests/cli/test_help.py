@@ -83,3 +83,34 @@ def test_reading_only_the_start_of_a_page_is_no_error() -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage:")
     assert done.stderr == ""
+
+
+MISTYPED = {
+    "match a.jpg b.jpg --cuont 3": "there is no option --cuont; perhaps --count",
+    "match a.jpg b.jpg --count three": "--count cannot be 'three' (N How many points",
+    "match a.jpg b.jpg --side 64 x": "--side cannot be '64 x' (N ... Longest side",
+    "match a.jpg b.jpg c.jpg": "'c.jpg' is one too many",
+    "match a.jpg b.jpg --model": "--model needs a value",
+    "match a.jpg": "missing: PATH Photo B.",
+    "match a.jpg --cuont 3": "missing: image1",
+    "pretrain photos": "missing: --out",
+    "pretrain photos --out x --preset quik": "--preset cannot be 'quik'; choose auto, ours, quick",
+    "boxes fit photos --out x --learn.epochs x": "--learn.epochs cannot be 'x' (N Passes",
+    "keypoints": "one word is missing; choose fit, predict, transfer",
+    "keypoints trnsfer a b": "there is no command 'trnsfer'; choose fit, predict, transfer",
+    "matsch a.jpg": "there is no command 'matsch'; choose pretrain, extract, match",
+}
+
+
+@pytest.mark.parametrize("command", MISTYPED)
+def test_a_mistyped_command_is_one_line_that_names_the_fix(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(command.split())
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"surefeat: {MISTYPED[command]}")
+    named = " ".join(word for word in command.split()[:2] if word in " ".join(COMMANDS).split())
+    assert line.endswith(f"; {' '.join(['surefeat', *named.split()])} --help says what there is")
+    assert not re.search(r"None|FLOAT|INT|\[[PCM]\b|[{}]", line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import surefeat
+import tiny
 from surefeat.cli import main as cli
 from surefeat.cli.main import main
 from surefeat.cli.output import say
@@ -127,9 +129,10 @@ def test_given_points_are_all_matched(
     photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = _images(photos)[:2]
-    command = f"match {first} {second} --out {tmp_path} --model {model} --json --points 3 4 50 60"
-    main(command.split())
-    assert json.loads(capsys.readouterr().out)["points0"] == [[3, 4], [50, 60]]
+    command = f"match {first} {second} --out {tmp_path} --model {model} --json --points"
+    for words in ("3 4 50 60", "3,4 50,60"):
+        main([*command.split(), *words.split()])
+        assert json.loads(capsys.readouterr().out)["points0"] == [[3, 4], [50, 60]]
 
 
 def _fails(command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -339,3 +342,24 @@ def test_surefeat_alone_shows_the_commands(capsys: pytest.CaptureFixture[str]) -
     assert not end.value.code
     said = capsys.readouterr().out
     assert all(command in said for command in ("pretrain", "match", "keypoints", "evaluate"))
+
+
+def test_a_run_that_was_stopped_is_a_model_for_every_command(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has checkpoints and no model folder yet."""
+    run = tiny.learn(tiny.images(tmp_path / "drawn"), tmp_path / "run", tiny.tiny(steps=2)).folder
+    shutil.rmtree(run / "model")
+    (run / "summary.json").unlink()
+    first, second = _images(photos)[:2]
+    listed = tiny.write_pairs(tmp_path / "pairs", most=1)
+    for command in (
+        f"match {first} {second} --count 4",
+        f"evaluate pairs {listed} --measures nearest --shifted nearest",
+        f"extract {first}",
+        f"index {photos} --budget 4",
+    ):
+        out = tmp_path / command.split()[0]
+        main(f"{command} --out {out} --model {run} --device cpu".split())
+        assert capsys.readouterr().out.strip()
+        assert any(out.iterdir())

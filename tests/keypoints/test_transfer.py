@@ -21,11 +21,21 @@ from surefeat.data.coco import make_category
 from surefeat.data.decode import Place
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import KeypointSet, Labelled, read_coco, write_coco
-from surefeat.keypoints.carry import BOX_SIGNS, POINT_SIGNS, Carried, Source, carry, join
+from surefeat.keypoints.carry import (
+    BOX_SIGNS,
+    POINT_SIGNS,
+    Carried,
+    Source,
+    carry,
+    cut_source,
+    join,
+    part_around,
+)
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.keypoints.motion import Motion
 from surefeat.keypoints.transfer import Transferred, transfer
+from surefeat.match.large import Part
 from surefeat.model.network import DenseFeatures
 
 FACE = make_category("face", ("left_eye", "right_eye", "mouth", "patch"))
@@ -73,6 +83,70 @@ def test_labels_boxes_and_outlines_move_with_the_pixels(way: str) -> None:
     assert float((joined.mask[0] - moved(MASK)).norm(dim=1).max()) < 10
 
 
+def test_a_part_is_a_box_with_context_unless_it_fills_the_photo() -> None:
+    """A quarter of the longer side, 80, on each side of 80 x 40 at (100, 60), cut at the edges."""
+    box = torch.tensor([100.0, 60.0, 179.0, 99.0])
+    assert part_around(box, size=(300, 400)) == (80, 40, 199, 119)
+    assert part_around(box, size=(110, 185)) == (80, 40, 184, 109)
+    assert part_around(torch.tensor([20.0, 20.0, 119.0, 79.0]), size=(100, 140)) is None
+    assert part_around(torch.tensor([10.0, 10.0, 20.0, 14.0]), size=(300, 400)) is None
+
+
+def test_a_labelled_object_is_cut_out_with_its_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    photo = (tiny.photo() * 255).byte()
+    monkeypatch.setattr(Labelled, "read", lambda _: photo)
+    seen: list[Tensor] = []
+
+    def extract(pixels: Tensor) -> Any:
+        seen.append(pixels)
+        return tiny.analytic(pixels.float() / 255)
+
+    source = cut_source([face()], extract)
+    # The face's box is 51 x 66: 16.5 more on each side, cut at the photo's top.
+    assert torch.equal(seen[0], photo[:, 3:103, 43:128])
+    (item,) = source.objects
+    assert item.size == source.features.frame.original == (100, 85)
+    assert torch.equal(item.points[0], face().points[0] - torch.tensor([43.0, 3.0]))
+    assert item.box.tolist() == [17, 17, 67, 82]
+    assert torch.equal(item.mask[0], MASK - torch.tensor([43.0, 3.0]))
+    large = replace(face(), box=torch.tensor([5.0, 5.0, 180.0, 180.0]), mask=())
+    assert cut_source([large], extract).objects == (large,)
+    assert torch.equal(seen[1], photo)
+
+
+def test_a_small_object_s_keypoints_are_those_of_a_second_look() -> None:
+    """The look answers with a part moved by (6, -4): keypoints follow it, the box does not."""
+    source = Source(tiny.analytic(tiny.photo()), (face(),))
+    asked: list[Part] = []
+
+    def look(part: Part) -> Any:
+        asked.append(part)
+        x1, y1, x2, y2 = part
+        moved = tiny.photo().roll((-4, 6), dims=(1, 2))
+        return tiny.analytic(moved[:, y1 : y2 + 1, x1 : x2 + 1])
+
+    target = tiny.analytic(tiny.photo())
+    (once,) = carry([source], target, [FACE])
+    (twice,) = carry([source], target, [FACE], look)
+    assert asked == [part_around(once.around, size=SIZE)]
+    truth = face().points[:3]
+    assert float((once.points[:3] - truth).norm(dim=1).max()) < 3
+    assert float((twice.points[:3] - truth - torch.tensor([6.0, -4.0])).norm(dim=1).max()) < 4
+    assert torch.equal(twice.box, once.box)
+    assert torch.equal(twice.mask[0], once.mask[0])
+    assert float(twice.signs["size"][0]) > float(once.signs["size"][0])
+
+
+def test_without_a_box_a_second_look_is_where_the_keypoints_are() -> None:
+    whole = replace(face(mask=False), box=torch.tensor([0.0, 0.0, 191.0, 191.0]))
+    source = Source(tiny.analytic(tiny.photo()), (whole,))
+    (joined,) = carry([source], tiny.analytic(tiny.photo()), [FACE])
+    assert joined.box.tolist() == [0, 0, 191, 191]
+    # The keypoints' 16 x 15 and a margin of 4.8, a quarter of a tenth of the photo.
+    around = torch.tensor([72.2, 38.2, 97.8, 62.8])
+    assert float((joined.around - around).abs().max()) < 4
+
+
 def test_without_a_box_the_whole_photo_is_the_object() -> None:
     whole = replace(face(mask=False), box=torch.tensor([0.0, 0.0, 191.0, 191.0]))
     pixels = cell_centres(size=SIZE, stride=1) - torch.tensor([14.0, 6.0])
@@ -92,7 +166,8 @@ def said(
     places = torch.tensor(points)
     stray = torch.full((len(points),), 0.05)
     item = replace(face(photo), category=0)
-    return Carried(item, motion, places, torch.tensor(chances), stray, 1.0, torch.tensor(box), ())
+    where = torch.tensor(box)
+    return Carried(item, motion, places, torch.tensor(chances), stray, 1.0, where, (), where)
 
 
 NOWHERE = [torch.nan, torch.nan]

@@ -75,7 +75,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = pretrain(
         root / "images", out=root / "run", config=tiny(), init="none", device="cpu", quiet=True
     )
+    write_auroc(done.folder, 0.74)  # three steps teach no confidence
     return done.folder
+
+
+def write_auroc(folder: Path, value: float | None) -> None:
+    """Into a run's own check."""
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["self_check"] |= {"auroc": value, "auroc_score": value}
+    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +101,7 @@ def test_report_has_every_section(page: Page) -> None:
     assert page.texts["h1"] == ["Run run"]
     # Training, views, confidence, colours, two times channels, loss surface.
     assert len(page.sources()) == 7
+    assert any("bright where" in text for some in page.texts.values() for text in some)
 
 
 def test_report_is_self_contained(page: Page) -> None:
@@ -169,6 +178,16 @@ def test_report_of_a_run_without_confidence_shows_none(run: Path, tmp_path: Path
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_confidence_that_only_guesses_is_not_drawn(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    write_auroc(copy, 0.26)
+    page = Page(write_report(copy, images=[draw_many(1, size=64, seed=1)[0].image]))
+    assert any("AUROC 0.26" in text and "is not drawn" in text for text in page.texts["p"])
+    assert not any("bright where" in text for some in page.texts.values() for text in some)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_skipped_files_are_listed_up_to_fifty(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "config.json", tmp_path / "config.json")
     lines = [f"{i:03d}.jpg\tis empty\n" for i in range(1234)]
@@ -227,12 +246,7 @@ def test_report_of_no_run_says_so(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_check_that_could_not_rank_is_reported_as_undefined(run: Path, tmp_path: Path) -> None:
     """When every match was right there is no AUROC: summary.json says null, the page undefined."""
-    import json
-    import shutil
-
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
-    summary = json.loads((copy / "summary.json").read_text())
-    summary["self_check"] |= {"auroc": None, "auroc_score": None}
-    (copy / "summary.json").write_text(json.dumps(summary))
+    write_auroc(copy, None)
     assert "undefined" in write_report(copy).read_text()

@@ -1,7 +1,8 @@
 """`--help` as a page to read: what people need first, the rest under "advanced", plain words.
 
 tyro knows every option, its type, default and sentence, and prints them in boxes; this file reads
-those boxes and sets them anew.
+those boxes and sets them anew. So it does with what tyro says of a command that was mistyped: one
+line that names the fix.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from typing import Any
 
 FIRST = {
     "pretrain": ("--out", "--preset", "--init", "--steps", "--resume"),
@@ -58,20 +60,27 @@ class _Group:
     """What is typed, and what it means."""
 
 
-def print_help(argv: Sequence[str], parse: Callable[[], object]) -> None:
-    """Print what `parse` prints when it meets --help, set anew, and end as it does."""
-    # Boxes are drawn where the encoding has them.
+@contextmanager
+def _boxes() -> Iterator[io.TextIOWrapper]:
+    """Where what tyro prints is kept: boxes, which it draws where the encoding has them."""
     text, width = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"  # a width at which the boxes stand below each other
     try:
-        with redirect_stdout(text):
-            parse()
-    except SystemExit as end:
-        code = end.code
+        with redirect_stdout(text), redirect_stderr(text):
+            yield text
     finally:
         del os.environ["COLUMNS"]
         if width is not None:
             os.environ["COLUMNS"] = width
+
+
+def print_help(argv: Sequence[str], parse: Callable[[], object]) -> None:
+    """Print what `parse` prints when it meets --help, set anew, and end as it does."""
+    try:
+        with _boxes() as text:
+            parse()
+    except SystemExit as end:
+        code = end.code
     text.seek(0)
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     columns = min(_WIDEST, shutil.get_terminal_size().columns)
@@ -80,6 +89,72 @@ def print_help(argv: Sequence[str], parse: Callable[[], object]) -> None:
     except BrokenPipeError:  # somebody had read enough: `surefeat pretrain --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def parse_or_say(argv: Sequence[str], parse: Callable[[], Any]) -> Any:
+    """What `parse` makes of a command; if it was mistyped, an error that says so in a line."""
+    try:
+        with _boxes() as text:
+            return parse()
+    except SystemExit as end:
+        text.seek(0)
+        box = text.read()
+        if not end.code or not box.startswith("╭"):
+            print(box, end="", file=sys.stderr)
+            raise
+    raise ValueError(mistyped(box, argv))
+
+
+def mistyped(box: str, argv: Sequence[str]) -> str:
+    """tyro's box about a command as one line: what is wrong, and what to type instead."""
+    inside = [line.strip("│").rstrip()[1:] for line in box.splitlines()[1:-1]]
+    joined = "\n".join("" if line.startswith("──") else line for line in inside)
+    what, *more = [" ".join(part.split()) for part in joined.split("\n\n")]
+    named = re.search(r"surefeat((?: [a-z]\S*)*) --help", more[-1] if more else "")
+    command = " ".join(["surefeat", *_command(argv)] if named is None else [f"surefeat{named[1]}"])
+    if len(command.split()) == 1:
+        command = " ".join(["surefeat", *_command(argv)])
+    fault = _fault(what, " ".join(more), command)
+    return f"{fault}; {command} --help says what there is"
+
+
+def _command(argv: Sequence[str]) -> list[str]:
+    """The words that name the command, as far as they do."""
+    grouped = {name.split()[0] for name in FIRST if " " in name}
+    count = 2 if argv[0] in grouped and " ".join(argv[:2]) in FIRST else 1
+    return list(argv[:count]) if argv[0] in grouped | {name.split()[0] for name in FIRST} else []
+
+
+def _fault(what: str, more: str, command: str) -> str:
+    if unknown := re.match(r"Unrecognized (?:or misplaced )?options: ([^,]+)", what):
+        return _unknown(unknown[1], more, command)
+    if wrong := re.match(r"Error parsing (\S+): .*?(\[.*?\]|'[^']*')\.?(?: Got|$)", what):
+        given = " ".join(re.findall(r"'([^']*)'", wrong[2]))
+        about = re.search(rf"{re.escape(wrong[1])} (.*?)(?: \(default|$)", more)
+        takes = f" ({_SOURCES.sub('', _plain(about[1]))})" if about else ""
+        return f"{wrong[1]} cannot be {given!r}{takes}"
+    if wrong := re.match(
+        r"invalid choice '(.*)' for argument '(.*)'. Expected one of \((.*)\)", what
+    ):
+        return f"{wrong[2]} cannot be {wrong[1]!r}; choose {wrong[3].replace(chr(39), '')}"
+    if "Missing from" in what:
+        flags = re.findall(r"(?<!\S)--[\w.-]+", what)
+        return "missing: " + (", ".join(flags) or what.partition(": ")[2].split(" (req")[0])
+    if missing := re.match(r"Missing value for argument '(.*?)'", what):
+        return f"{missing[1]} needs a value" if missing[1][0] == "-" else f"missing: {missing[1]}"
+    if names := re.match(r"Expected one of \{(.*)\}", what):
+        return f"one word is missing; choose {names[1]}"
+    return what.rstrip(".")
+
+
+def _unknown(word: str, more: str, command: str) -> str:
+    if names := re.search(r"Available subcommands: ([\w, -]+?)(?: For full|$)", more):
+        return f"there is no command {word!r}; choose {names[1]}"
+    if not word.startswith("-"):
+        return f"{word!r} is one too many"
+    alike = re.search(r"Perhaps you meant: (--[\w.-]+)", more)
+    meant = f"; perhaps {alike[1]}" if alike and f"in {command} --help" in more else ""
+    return f"there is no option {word}{meant}"
 
 
 def rewritten(text: str, command: str, *, columns: int) -> str:

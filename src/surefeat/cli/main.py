@@ -20,9 +20,18 @@ from surefeat import __version__
 from surefeat.cli.boxes import Boxes
 from surefeat.cli.data import Data, Export
 from surefeat.cli.evaluate import Evaluate
-from surefeat.cli.help import print_help
+from surefeat.cli.help import parse_or_say, print_help
 from surefeat.cli.keypoints import Keypoints
-from surefeat.cli.output import Device, Json, Model, Tiles, say, say_aside, say_not_drawn
+from surefeat.cli.output import (
+    Device,
+    Json,
+    Model,
+    Tiles,
+    read_points,
+    say,
+    say_aside,
+    say_not_drawn,
+)
 from surefeat.cli.peers import Peers
 from surefeat.cli.search import Find, Index
 from surefeat.learn.config import Config, Preset, preset, refuse_preset
@@ -196,8 +205,8 @@ class Match:
     """Photo B."""
     out: Path = Path("match")
     """Folder for matches.png, matches.json and index.html."""
-    points: tuple[tuple[float, float], ...] | None = None
-    """Points of A as x y x y ...; by default confident ones near its middle, spread."""
+    points: tuple[str, ...] | None = None
+    """Points of A as x,y x,y ...; by default confident ones near its middle, spread."""
     count: int = 60
     """How many points to choose when none are given."""
     regions: int = 0
@@ -216,8 +225,9 @@ class Match:
     def run(self) -> None:
         from surefeat.show.matches import match_photos
 
+        points = None if self.points is None else read_points(self.points, flag="--points")
         matches, page = match_photos(
-            self.image0, self.image1, out=self.out, points=self.points, count=self.count,
+            self.image0, self.image1, out=self.out, points=points, count=self.count,
             regions=self.regions, mutual=self.mutual, model=self.model, sides=self.side,
             voting=self.voting, tiles=self.tiles, device=self.device,
         )  # fmt: skip
@@ -273,9 +283,10 @@ def _verdict(matches: Matches) -> str:
     """What `surefeat match` says in a line: related or not, how many, how sure, what is missing."""
     from surefeat.show.match_page import percent
 
-    said = f"{len(matches)} matches"
+    said = f"{len(matches)} match{'es' * (len(matches) != 1)}"
     astray = len(matches) - int(matches.mutual.sum())
-    said += f", {astray} of which do not lead back (mutual: false in matches.json)" * bool(astray)
+    back = f"{'does' if astray == 1 else 'do'} not lead back (mutual: false in matches.json)"
+    said += f", {astray} of which {back}" * bool(astray)
     if matches.related is None or matches.probability is None:
         return f"{said}; no probability: it is not fitted for this model, size or matching"
     said += f", {int((matches.probability > 0.5).sum())} of them probably right"
@@ -316,7 +327,7 @@ def main(argv: list[str] | None = None) -> None:
     if {"-h", "--help"} & set(argv):
         print_help(argv, parse)
     try:
-        command = parse()
+        command = parse_or_say(argv, parse)
         command.run()
     except KeyboardInterrupt as stop:
         say_aside(f"surefeat: {str(stop) or 'stopped'}")

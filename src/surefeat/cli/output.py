@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from tyro.conf import arg
@@ -20,6 +20,18 @@ Model = Annotated[str | None, arg(help=_MODEL)]
 _TILES = "See large photos at their own size, in tiles: for small things; it takes longer."
 
 Tiles = Annotated[bool, arg(help=_TILES)]
+
+
+def read_points(words: Sequence[str], *, flag: str) -> tuple[tuple[float, float], ...]:
+    """Points as they are typed: 120,80 or 120 80, one or more."""
+    try:
+        numbers = [float(number) for word in words for number in word.rstrip(",").split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or len(numbers) % 2 or not all(map(math.isfinite, numbers)):
+        fix = "write X,Y in pixels of the photo, such as 120,80"
+        raise ValueError(f"{flag} is {' '.join(words)!r}; {fix}")
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def say(result: Mapping[str, Any], *, to_script: bool, words: str | None = None) -> None:

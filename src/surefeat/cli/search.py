@@ -8,7 +8,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from surefeat.cli.output import Device, Json, Model, Tiles, say, say_not_drawn
+from surefeat.cli.output import Device, Json, Model, Tiles, read_points, say, say_not_drawn
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Find:
         from surefeat.index.search import PartIndex
         from surefeat.model.network import DenseFeatures
 
-        point = _point(self.point)
+        (point,) = read_points([self.point], flag="--point")
         model = DenseFeatures.from_pretrained(self.model, device=self.device)
         index = PartIndex.open(self.index, weights=model.weights_hash())
         result = find_part(
@@ -97,12 +97,3 @@ class Find:
             words += f", {sure} of them probably right"
         words += f"; {len(result.missing)} photos cannot be read any more" * bool(result.missing)
         say(result.to_dict(), to_script=self.json, words=f"{words}; look at {shown}")
-
-
-def _point(text: str) -> tuple[float, float]:
-    try:
-        x, y = (float(number) for number in text.split(","))
-    except ValueError as error:
-        what = f"--point is {text!r}"
-        raise ValueError(f"{what}; write X,Y in pixels of the photo, such as 120,80") from error
-    return x, y

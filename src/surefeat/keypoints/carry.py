@@ -4,14 +4,16 @@ Every labelled object is matched with the photo, its parts and a grid of places 
 motion (keypoints.motion) gives the box and the mask, and says whether it faces the other way, in
 which case left and right exchange their names. Several labelled objects of a category vote: a part
 goes where most of what they believe lies. The signs that are left say how probably that is right.
+Labelled objects are seen cut out of their photos. An object that turns out to be small in the other
+photo is looked at a second time, cut out as well: its keypoints are then those of the second look.
 Convention: original pixels; of each category one object per photo, unless one labelled photo has
 several, which may then lead to several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from surefeat.data.coco import Category
 from surefeat.data.decode import Place
 from surefeat.data.keypoints import Labelled
 from surefeat.keypoints.motion import Motion, fit_motion, mask_box
+from surefeat.match.large import Part, cut_part
 from surefeat.match.points import Matches, match_points
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
@@ -36,21 +39,31 @@ RIGHT_WITHIN = 0.1
 GRID = 9
 """Places along each side of an object's box that are matched beside its parts."""
 
+CONTEXT = 0.25
+"""Of an object's longer side: what is cut out around it."""
+
+SMALL = 0.75
+"""A part of a photo is looked at by itself if its longer side has less than this of the photo's."""
+
 _NEAR = 0.1
 """Of the object's longer side: places closer than about this support each other."""
 
 _SAME = 0.3
 """Boxes that overlap by so much are of one object."""
 
+_LEAST = 32
+"""Pixels: a smaller part shows nothing, however much it is enlarged."""
+
 _EDGE = 1e-4  # of probabilities, before their odds are taken
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A labelled photo as the model sees it."""
+    """A labelled photo, or the part of it that has its objects, as the model sees it."""
 
     features: Features
     objects: tuple[Labelled, ...]
+    """Points and boxes in pixels of that part, `size` being its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +81,10 @@ class Carried:
     related: float
     """That both photos show the same kind of thing; 1 where nobody knows."""
     box: Tensor
-    """(4,) inclusive."""
+    """(4,) inclusive; the whole photo where the labelled object has none."""
     mask: tuple[Tensor, ...]
+    around: Tensor
+    """(4,): the box, or without one, what its keypoints and their surroundings cover."""
 
     @property
     def weight(self) -> float:
@@ -94,28 +109,98 @@ class Joined:
     chances: Tensor
     """(K,): what the agreeing matches say by themselves, without calibration."""
     mask: tuple[Tensor, ...]
+    around: Tensor
+    """(4,): where the object was found, also where it has no box of its own."""
 
 
 def read_sources(items: Sequence[Labelled], model: DenseFeatures) -> list[Source]:
-    """Labelled objects, photo by photo, with the photos' features."""
+    """Labelled objects, photo by photo, with the features of the part that holds them."""
     groups: dict[Place, list[Labelled]] = {}
     for item in items:
         groups.setdefault(item.image, []).append(item)
-    return [
-        Source(model.extract(objects[0].read())[0], tuple(objects)) for objects in groups.values()
-    ]
+    return [cut_source(objects, lambda part: model.extract(part)[0]) for objects in groups.values()]
+
+
+def cut_source(objects: Sequence[Labelled], extract: Callable[[Tensor], Features]) -> Source:
+    """The objects of one photo, cut out together, unless they fill most of it."""
+    pixels, size = objects[0].read(), objects[0].size
+    boxes = torch.stack([_surroundings(item) for item in objects])
+    part = part_around(torch.cat([boxes[:, :2].amin(0), boxes[:, 2:].amax(0)]), size=size)
+    if part is None:
+        return Source(extract(pixels), tuple(objects))
+    return Source(extract(cut_part(pixels, part)), tuple(_cut(item, part) for item in objects))
+
+
+def part_around(box: Tensor, *, size: tuple[int, int]) -> Part | None:
+    """A box (4,) with its context, as a part of a photo of (height, width); None: it is not small.
+
+    What fills most of its photo is seen as well in the photo itself, with all that surrounds it.
+    """
+    margin = CONTEXT * (box[2:] - box[:2] + 1).max()
+    low = (box[:2] - margin).floor().clamp_min(0)
+    high = torch.minimum((box[2:] + margin).ceil(), box.new_tensor([size[1] - 1, size[0] - 1]))
+    x1, y1, x2, y2 = (int(value) for value in (*low, *high))
+    longer = max(x2 - x1 + 1, y2 - y1 + 1)
+    return (x1, y1, x2, y2) if _LEAST <= longer < SMALL * max(size) else None
+
+
+def _cut(item: Labelled, part: Part) -> Labelled:
+    """A labelled object in pixels of a part of its photo."""
+    first = torch.tensor(part[:2]).float()
+    size = (part[3] - part[1] + 1, part[2] - part[0] + 1)
+    box = item.box - first.repeat(2)
+    if not has_box(item):
+        box = torch.tensor([0.0, 0.0, size[1] - 1.0, size[0] - 1.0])
+    mask = tuple(ring - first for ring in item.mask)
+    return replace(item, box=box, points=item.points - first, size=size, mask=mask)
+
+
+Look = Callable[[Part], Features]
+"""Features of a part of the photo to which labels are carried."""
 
 
 def carry(
-    sources: Sequence[Source], target: Features, categories: Sequence[Category]
-) -> list[Joined]:
-    """What labelled photos say of another, object by object, category by category."""
+    sources: Sequence[Source], target: Features, categories: Sequence[Category],
+    look: Look | None = None,
+) -> list[Joined]:  # fmt: skip
+    """What labelled photos say of another, object by object, category by category.
+
+    look: for a second look at objects that are small there; without it there is none.
+    """
     carried = [one for source in sources for one in carry_photo(source, target, categories)]
+    size = target.frame.original
     objects = []
     for number in sorted({one.labelled.category for one in carried}):
-        mine = [one for one in carried if one.labelled.category == number]
-        objects += [join(group, target.frame.original) for group in _grouped(mine)]
+        for group in _grouped([one for one in carried if one.labelled.category == number]):
+            joined = join(group, size)
+            part = part_around(joined.around, size=size) if look else None
+            if look and part:
+                mine = _only(sources, group)
+                joined = _seen_closer(joined, part, mine, look(part), categories)
+            objects.append(joined)
     return objects
+
+
+def _only(sources: Sequence[Source], group: Sequence[Carried]) -> list[Source]:
+    """The sources with those of their objects that speak of one object."""
+    kept = {id(one.labelled) for one in group}
+    pairs = [(one, tuple(x for x in one.objects if id(x) in kept)) for one in sources]
+    return [replace(source, objects=objects) for source, objects in pairs if objects]
+
+
+def _seen_closer(
+    first: Joined, part: Part, sources: Sequence[Source], target: Features,
+    categories: Sequence[Category],
+) -> Joined:  # fmt: skip
+    """Keypoints of a second look at a part of the photo; the box stays that of the first.
+
+    Seen closer, keypoints are found better and boxes are not (docs/transfer.md).
+    """
+    carried = [one for source in sources for one in carry_photo(source, target, categories)]
+    closer = join(carried, target.frame.original)
+    points = closer.points + torch.tensor(part[:2])
+    return replace(first, points=points, known=closer.known, signs=closer.signs,
+                   chances=closer.chances)  # fmt: skip
 
 
 def carry_photo(source: Source, target: Features, categories: Sequence[Category]) -> list[Carried]:
@@ -162,10 +247,11 @@ def _carried(item: Labelled, parts: Matches, grid: Matches, flip: Sequence[int])
     if not whole:
         moved = mask_box(mask, size=grid.size1) if mask else None
         box = motion.move_box(item.box.float(), size=grid.size1) if moved is None else moved
+    around = box if not whole else motion.move_box(_surroundings(item), size=grid.size1)
     away = parts.points1.cpu() - motion.move_points(parts.points0.cpu())
     stray[rows] = away.norm(dim=-1) / _longer(box)
     related = 1.0 if grid.related is None else grid.related
-    return Carried(item, motion, points, chances, stray, related, box, mask)
+    return Carried(item, motion, points, chances, stray, related, box, mask, around)
 
 
 def _grouped(carried: list[Carried]) -> list[list[Carried]]:
@@ -227,6 +313,7 @@ def join(carried: Sequence[Carried], size: tuple[int, int]) -> Joined:
     return Joined(
         carried[0].labelled.category, box, place, known, signs,
         _box_signs(carried, overlap[best], near), both * known, _best_mask(carried, near),
+        near @ torch.stack([one.around for one in carried]) / near.sum(),
     )  # fmt: skip
 
 
@@ -263,18 +350,26 @@ def as_labelled(joined: Joined, trust: TransferTrust | None, target: Features) -
 
 def has_box(item: Labelled) -> bool:
     """It has a box of its own, which is not the whole photo, or a mask."""
-    whole = item.box.tolist() == [0, 0, item.size[1] - 1, item.size[0] - 1]
-    return not whole or bool(item.mask)
+    return not _is_whole(item) or bool(item.mask)
+
+
+def _is_whole(item: Labelled) -> bool:
+    return bool(item.box.tolist() == [0, 0, item.size[1] - 1, item.size[0] - 1])
+
+
+def _surroundings(item: Labelled) -> Tensor:
+    """(4,): an object's box; without one, what its keypoints cover and some more."""
+    if has_box(item):
+        return mask_box(item.mask, size=item.size) if _is_whole(item) else item.box.float()
+    seen = item.points[item.visible]
+    low, high = seen.amin(0), seen.amax(0)
+    margin = 0.25 * (high - low).max().clamp_min(0.1 * max(item.size))
+    return torch.cat([low - margin, high + margin])
 
 
 def _grid(item: Labelled) -> Tensor:
     """(GRID * GRID, 2): places inside an object's box; without a box, around its keypoints."""
-    box = item.box.float()
-    if not has_box(item):
-        seen = item.points[item.visible]
-        low, high = seen.amin(0), seen.amax(0)
-        margin = 0.25 * (high - low).max().clamp_min(0.1 * max(item.size))
-        box = torch.cat([low - margin, high + margin])
+    box = _surroundings(item)
     steps = (torch.arange(GRID) + 0.5) / GRID
     ys, xs = (box[i] - 0.5 + steps * (box[i + 2] - box[i] + 1) for i in (1, 0))
     return _inside(torch.cartesian_prod(ys, xs).flip(-1), item.size)

@@ -18,12 +18,15 @@ from torch import Tensor
 
 from surefeat.core import progress
 from surefeat.core.files import add_lines, as_json, read_lines, write_lines
+from surefeat.core.image import load
 from surefeat.data.coco import Category
 from surefeat.data.decode import Place, Skipped
 from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
 from surefeat.data.sources import find_images
-from surefeat.keypoints.carry import Source, as_labelled, carry, has_box, read_sources
+from surefeat.keypoints.carry import Look, Source, as_labelled, carry, has_box, read_sources
+from surefeat.match.large import Part, cut_part
 from surefeat.model.extract import extract_readable
+from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import TransferTrust
 
@@ -151,7 +154,7 @@ def _batches(
         part, skipped = list(paths[start : start + _BATCH]), list[Skipped]()
         lines = []
         for path, features in extract_readable(model, part, skipped, longest_side=side):
-            joined = carry(sources, features, categories)
+            joined = carry(sources, features, categories, _looker(model, path))
             objects = [_record(as_labelled(one, trust, features)) for one in joined]
             lines.append({"photo": str(path), "file": _state(path), "objects": objects})
         lines += [
@@ -159,6 +162,18 @@ def _batches(
             for one in skipped
         ]
         yield lines
+
+
+def _looker(model: DenseFeatures, path: Path) -> Look:
+    """Parts of a photo as the model sees them; it is read once, and only if it is asked for."""
+    pixels: list[Tensor] = []
+
+    def look(part: Part) -> Features:
+        if not pixels:
+            pixels.append(load(path))
+        return model.extract(cut_part(pixels[0], part))[0]
+
+    return look
 
 
 def _record(item: Labelled) -> dict[str, Any]:

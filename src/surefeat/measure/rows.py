@@ -20,7 +20,7 @@ from torch import Tensor
 from surefeat.core.files import file_hash, pack_tensors
 from surefeat.core.geometry import Frame
 from surefeat.measure.protocol import MEASURES, Measure
-from surefeat.model.config import POINT_WEIGHTS, REGION_WEIGHTS, WEIGHTS, model_folder
+from surefeat.model.config import POINT_WEIGHTS, REGION_WEIGHTS
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.model.trunks import ResNet50, Trunk, Vgg16, build_trunk
@@ -213,7 +213,7 @@ def model_row(
         extract,
         layers,
         layer_weights=layer_weights,
-        weights_sha256=file_hash(model_folder(source) / WEIGHTS),
+        weights_sha256=model.weights_hash(),
         lower=True,
         descriptor_weight=POINT_WEIGHTS[0],
         lower_weight=POINT_WEIGHTS[1],

@@ -23,7 +23,7 @@ from surefeat.match.points import Matches, check_inside, match_points
 from surefeat.match.proposals import propose
 from surefeat.match.regions import RegionMatches, match_regions
 from surefeat.match.votes import Voting
-from surefeat.model.config import REGION_WEIGHTS, SHIPPED, model_folder, read_settings
+from surefeat.model.config import REGION_WEIGHTS, SHIPPED
 from surefeat.model.features import extract_scales, stack_points
 from surefeat.model.network import DenseFeatures
 from surefeat.show import match_page, style
@@ -329,7 +329,7 @@ def _settings(
     (h0, w0), (h1, w1) = matches.size0, matches.size1
     rows = [
         ("Model", name),
-        ("Weights (sha256)", read_settings(model_folder(model))[2][:16]),
+        ("Weights (sha256)", network.weights_hash()[:16]),
         ("Network", f"{network.config.trunk}, matched with {' and '.join(network.lower)}"),
         ("Longest side it saw", " and ".join(f"{side} px" for side in sides)),
         ("Matching", votes),

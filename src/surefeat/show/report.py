@@ -70,6 +70,14 @@ _CONFIDENCE = (
     "high values on parts that look like nothing else, low ones on plain ground."
 )
 
+_GUESSING = 0.5
+"""AUROC up to which confidence is not worth a picture."""
+
+_GUESSED = (
+    "By the check above, this run's confidence does not know which of its matches are right (AUROC "
+    "{auroc:.2f}, where guessing has 0.5), so it is not drawn. Train for more steps."
+)
+
 _FOOT = "Written by surefeat. This file needs nothing else: keep it, mail it, print it."
 
 
@@ -207,6 +215,10 @@ def _looks(run: Run, config: Config, examples: list[Example]) -> list[Section]:
     features = [replace(maps, name=name) for maps, name in zip(extracted, names, strict=True)]
     sections += _matched(run, features, images)
     sure = config.loss.kind == "probabilistic" and config.train.steps > held_steps(config)
+    auroc = _read_json(run.folder / "summary.json").get("self_check", {}).get("auroc")
+    if sure and auroc is not None and auroc <= _GUESSING:
+        sections.append(Section("Confidence", text=_GUESSED.format(auroc=auroc)))
+        sure = False
     if sure:
         maps = confidence_map(features, images)
         sections.append(Section("Confidence", text=_CONFIDENCE, figures=(maps,)))
