@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import sets
 import surefeat
 import tiny
 from surefeat.cli import main as cli
@@ -352,7 +353,7 @@ def test_a_run_that_was_stopped_is_a_model_for_every_command(
     shutil.rmtree(run / "model")
     (run / "summary.json").unlink()
     first, second = _images(photos)[:2]
-    listed = tiny.write_pairs(tmp_path / "pairs", most=1)
+    listed = sets.write_pairs(tmp_path / "pairs", most=1)
     for command in (
         f"match {first} {second} --count 4",
         f"evaluate pairs {listed} --measures nearest --shifted nearest",
