@@ -81,8 +81,8 @@ def copy_tree(target: Path) -> Path:
         shutil.copy2(source, copied)
     for path in [p for p in tree.rglob("*.py") if p.relative_to(tree).as_posix() not in listed]:
         path.unlink()
-    for folder in sorted((tree / "src").rglob("__pycache__")):
-        shutil.rmtree(folder)
+    for compiled in (tree / "src").rglob("*.pyc"):  # what numba compiled knows its source's time
+        compiled.unlink()
     return tree
 
 
