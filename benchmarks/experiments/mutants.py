@@ -59,6 +59,8 @@ PATIENCE = 20
 """A fork that computes little and does not end is given up after so many times its seconds."""
 UNSEEN, BY_HAND = HERE / "unseen.json", HERE / "faults_by_hand.txt"
 LIVED = ("lived", "no test runs it")
+UNSURE = (*LIVED, "too slow")
+"""Tried again by --again: on a busy machine a fault may be too slow without being noticed."""
 
 
 def copy_tree(target: Path) -> Path:
@@ -79,8 +81,8 @@ def copy_tree(target: Path) -> Path:
         shutil.copy2(source, copied)
     for path in [p for p in tree.rglob("*.py") if p.relative_to(tree).as_posix() not in listed]:
         path.unlink()
-    for folder in sorted((tree / "src").rglob("__pycache__")):
-        shutil.rmtree(folder)
+    for compiled in (tree / "src").rglob("*.pyc"):  # what numba compiled knows its source's time
+        compiled.unlink()
     return tree
 
 
@@ -318,7 +320,8 @@ def attempt(fault: Fault, number: int, tests: list[str], tree: Path, work: Path)
     """Put one fault in, run its tests until one fails, take it out again."""
     path = tree / "src" / "surefeat" / fault.file
     text, stat = path.read_text(), path.stat()
-    expected = 10.0 + 4 * sum(map(TESTS.seconds.__getitem__, tests))
+    files = len({test.split("::")[0] for test in tests})  # importing them takes its time too
+    expected = 20.0 + files + 4 * sum(map(TESTS.seconds.__getitem__, tests))
 
     def run() -> int:
         import pytest
@@ -401,7 +404,7 @@ def main() -> None:
     parser.add_argument("--longest", type=float, default=LONGEST, help="seconds of tests a fault")
     parser.add_argument("--work", type=Path, default=ROOT / ".mutants", help="what is kept between")
     parser.add_argument("--keep-record", action="store_true", help="of lines, if src changed")
-    parser.add_argument("--again", action="store_true", help="try survivors anew")
+    parser.add_argument("--again", action="store_true", help="try survivors anew, before others")
     parser.add_argument("--survivors", action="store_true", help="print them all")
     parser.add_argument("--summary", action="store_true", help="of what was tried; try no more")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "studies" / "mutants.json")
@@ -427,10 +430,11 @@ def main() -> None:
     for line in done_file.read_text().splitlines() if done_file.is_file() else ():
         done[json.loads(line)["key"]] = json.loads(line)
     if options.again:  # survivors first
-        faults.sort(key=lambda f: (f.key not in done, f.kind == "by hand" and f.key not in done))
+        unsure = {key for key, one in done.items() if one["outcome"] in UNSURE}
+        faults.sort(key=lambda fault: fault.key not in unsure)
     for number, fault in enumerate(faults):
         before = done.get(fault.key)
-        lived = before and before["outcome"] in LIVED and fault.key not in reasons()
+        lived = before and before["outcome"] in UNSURE and fault.key not in reasons()
         if options.summary or (before and not (options.again and lived)):
             continue
         done[fault.key] = attempt(fault, number, TESTS.of(fault), tree, work)

@@ -88,6 +88,7 @@ def test_a_preset_is_taken_however_it_is_spelled_and_a_wrong_one_is_refused(
     assert "'small'" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_pretrain_extract_evaluate_and_report_work_together(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ from surefeat.learn.pretrain import split
 from surefeat.learn.runs import Run
 from surefeat.learn.selfcheck import _not_learned_from, check_folder
 from surefeat.model.config import ModelConfig
+from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.show.report import write_report
 from tiny import SIDE, images, learn, same_bits, tiny, weights
@@ -115,6 +116,13 @@ def test_a_run_leaves_a_model_a_summary_and_the_check(source: Path, tmp_path: Pa
     (features,) = model.extract(next(source.glob("*.png")))
     assert features.frame.original == (SIDE, SIDE)
     assert not any(module.training for module in found.model.modules())
+    # Held-out photos as the model saw them before the first step, for the report.
+    torch.manual_seed(tiny().train.seed)
+    start = DenseFeatures.create(tiny().model, init="none").eval()
+    for row in (0, 1):
+        (first,) = start.extract(found.folder / "examples" / f"{row}.png")
+        before = Features.load(found.folder / "examples" / f"before-{row}.safetensors")
+        torch.testing.assert_close(before.descriptors, first.descriptors, atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["probabilistic", "plain", "contrastive"])

@@ -19,6 +19,7 @@ from surefeat.learn.warp import (
     draw,
     mirror,
     render,
+    shared_points,
     two_views,
     view_maps,
 )
@@ -132,6 +133,17 @@ def test_views_without_overlap_are_marked() -> None:
     config = WarpConfig(translation=2.5)
     views = two_views(torch.zeros(1, 3, 9, 9), torch.full((1, 2), 9), far, config, NO_COLOUR)
     assert not corresponding_points(views, far, count=10)[2].item()
+
+
+def test_where_one_point_alone_stays_inside_it_is_repeated() -> None:
+    draws = draw(1, points=3, generator=torch.Generator().manual_seed(0))
+    points = torch.full_like(draws.points, 0.1)
+    points[0, 4] = 0.9
+    away = torch.tensor([[[1.0, 0.0, -5.0], [0.0, 1.0, -5.0]]])
+    points0, points1, valid = shared_points(away, replace(draws, points=points), side=10, count=3)
+    assert valid.tolist() == [True]
+    assert points0[0].flatten().tolist() == pytest.approx([8.5] * 6)
+    assert points1[0].flatten().tolist() == pytest.approx([3.5] * 6)
 
 
 def test_part_of_the_draws_gives_part_of_the_views() -> None:

@@ -140,6 +140,17 @@ def test_two_models_give_no_probability(pair: tuple[Features, Features]) -> None
         assert (match_points(*both, count=3).probability is not None) == given
 
 
+def test_a_model_s_own_probability_is_for_the_matching_it_was_fitted_on(
+    pair: tuple[Features, Features],
+) -> None:
+    """Other votes, or other weights of the layers: its signs mean something else."""
+    both = [replace(features, reliability=known("score")) for features in pair]
+    assert match_points(*both, count=3).probability is not None
+    for options in ({"voting": False}, {"voting": Voting(weight=0.3)}, {"lower_weight": 0.9}):
+        matches = match_points(*both, count=3, **options)  # type: ignore[arg-type]
+        assert (matches.probability, matches.related) == (None, None)
+
+
 # Which places are chosen.
 
 

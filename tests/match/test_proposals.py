@@ -128,7 +128,7 @@ def test_graph_has_the_similarity_of_the_paper() -> None:
     # Two halves of a 4 x 6 image, left and right, and a third superpixel of one row below them.
     labels = np.array([[0, 0, 0, 1, 1, 1]] * 4 + [[2] * 6], dtype=np.int32)
     lab = np.zeros((5, 6, 3), np.uint8)
-    lab[:, :, 0] = np.where(np.arange(6) < 4, 100, 112)  # neighbours among 16 levels
+    lab[:, :, 0] = np.where(np.arange(6) < 4, 100, 112)  # of 16 levels: HISTOGRAM_BITS
     graph = prim.build_graph(labels, lab)
     assert graph.starts.tolist() == [0, 2, 4, 6]
     assert graph.ends.tolist() == [1, 2, 0, 2, 0, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import match_dense
-from surefeat.match.points import Matches, match_points
+from surefeat.match.points import Matches, match_points, matching_text
 from surefeat.match.proposals import propose
-from surefeat.match.votes import Voting
+from surefeat.match.votes import POSES, Voting
+from surefeat.model.config import POINT_WEIGHTS, model_folder
 from surefeat.model.features import Features
+from surefeat.model.probability import Reliability
 from tiny import analytic, photo, smooth_photo
 
 
@@ -72,3 +75,22 @@ def test_a_setting_of_proposals_acts(name: str) -> None:
     )
     first, second = (propose(image, config) for config in (base, replace(base, **{name: value})))
     assert first.shape != second.shape or not torch.equal(first, second)
+
+
+def test_the_default_votes_are_those_the_shipped_probability_was_fitted_on() -> None:
+    """Whoever changes them measures and fits anew (benchmarks/experiments/reliability.py)."""
+    shipped = Reliability.load(model_folder(None))
+    assert shipped is not None
+    assert matching_text(Voting(), POINT_WEIGHTS) == shipped.matching
+
+
+def test_poses_lean_by_20_degrees_and_are_a_fifth_smaller_or_a_quarter_larger() -> None:
+    for facing, poses in zip((1, -1), POSES, strict=True):
+        seen = []
+        for xx, xy, yx, yy in poses:
+            assert facing * (xx * yy - xy * yx) > 0
+            scale, angle = math.hypot(xy, yy), math.degrees(math.atan2(-xy, yy))
+            assert (xx, yx) == pytest.approx((facing * yy, -facing * xy))
+            seen.append((round(angle), round(scale, 3)))
+        assert seen[0] == (0, 1.0)
+        assert sorted(seen) == sorted((a, s) for a in (-20, 0, 20) for s in (0.8, 1.0, 1.25))

@@ -180,6 +180,20 @@ def test_the_commands_measure_compare_and_draw(
     assert (tmp_path / "p.png").stat().st_size > 5000
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("pairs", "names", "a"), ("curves", "pcr", {"0": 0.5}), ("by_class", "pck", [1.0])],
+)
+def test_a_table_of_a_result_that_has_another_shape_is_named(
+    name: str, key: str, value: object, tmp_path: Path
+) -> None:
+    whole = result("a", [50.0, 60.0])
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(whole | {name: {key: value}}))
+    with pytest.raises(ValueError, match=f"a.json is damaged: its {name}, {key} is not what"):
+        read_result(file)
+
+
 def test_tables_of_foreign_results_stay_in_their_folder(tmp_path: Path) -> None:
     """A benchmark called ../../x must not write beside the folder."""
     (tmp_path / "in").mkdir()

@@ -348,6 +348,12 @@ def test_sigma_starts_near_one_and_descriptors_are_unit(head: HeadKind) -> None:
     torch.testing.assert_close(maps.descriptors.norm(dim=1), torch.ones(2, 8, 8))
 
 
+def test_the_small_trunk_sees_colours_from_minus_2_to_2() -> None:
+    model = DenseFeatures(ModelConfig(trunk="small", channels=4, head="linear"))
+    scaled = model.normalise_input(torch.tensor([0.0, 0.5, 1.0])[:, None, None])
+    assert scaled.flatten().tolist() == [-2.0, 0.0, 2.0]
+
+
 def test_each_trunk_has_its_lower_layers() -> None:
     layers = {"vgg16": ("pool4",), "vgg16-conv5": ("pool4",), "small": ("conv4",)}
     for trunk, wanted in layers.items():

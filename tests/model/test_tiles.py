@@ -126,6 +126,16 @@ def test_levels_double_up_to_the_photos_own_size(
     assert tiles.levels(size, side=96, stride=8) == wanted
 
 
+def test_features_of_a_large_file_have_its_name(
+    model: DenseFeatures, photo: Tensor, tmp_path: Path
+) -> None:
+    file = tmp_path / "large.png"
+    Image.fromarray(photo.permute(1, 2, 0).numpy()).save(file)
+    large = model.extract_large(file, longest_side=SIDE)
+    assert large is not None
+    assert large.name == str(file)
+
+
 def test_a_map_has_a_bounded_number_of_cells() -> None:
     side = tiles.finest_side((60_000, 90_000), side=320, stride=16)
     assert 0.98 * tiles.MOST_CELLS < (side / 16) ** 2 / 1.5 <= tiles.MOST_CELLS
