@@ -147,4 +147,4 @@ def draw_cohort(seen: Seen, photos: Sequence[Photo], *, seed: int) -> Cohort:
         layers[0].append(features.at(points).cpu().half().float())
         layers[1].append(features.lower_at(points).cpu().half().float())
     seen.kept.clear()
-    return Cohort(torch.cat(layers[0]), torch.cat(layers[1]))
+    return Cohort(torch.cat(layers[1]), torch.cat(layers[0]))

@@ -145,15 +145,15 @@ def foreground(matches: Matches) -> Matches:
 def verdict(matches: Matches) -> str:
     """What to make of the matches, in one or two sentences."""
     chance, count = related(matches), len(matches)
+    how = ", fitted without labels" if matches.without_labels else ""
     if is_unrelated(matches):
         return (
             "These two photos seem to have nothing in common (probability that they show the same "
-            f"kind of thing: {percent(chance)}). What was matched is not to be trusted; tick "
+            f"kind of thing: {percent(chance)}{how}). What was matched is not to be trusted; tick "
             "“lines” to see it all the same."
         )
-    start = (
-        "" if chance is None else f"Both seem to show the same kind of thing ({percent(chance)}). "
-    )
+    start = f"Both seem to show the same kind of thing ({percent(chance)}{how}). "
+    start = "" if chance is None else start
     points = "1 point" if count == 1 else f"{count} points"
     if not count:
         return start + "No point of A was found in B."
