@@ -156,7 +156,8 @@ def main() -> None:
     write_json(args.out, {
         "row": "Matches.related and Matches.probability of a run's model, without labels",
         "benchmark": "pf-pascal, birds", "metrics": metrics,
-        "config": {"lists": args.lists, "scale": args.scale, "photos": len(photos), "words": trust.words},
+        "config": {"lists": args.lists, "scale": args.scale, "photos": len(photos),
+                   "words": trust.words},
         "weights_sha256": digest, **about,
     })  # fmt: skip
     key, least = "expected calibration error", "of true probabilities"
