@@ -374,13 +374,15 @@ def _reliability(metrics: dict[str, Any]) -> Table:
         auroc = pairs["auroc against far"]
         chance, (low, high) = auroc["related"]
         plain = auroc["related, cells weigh the same"][0]
-        error = pairs["calibration"]["expected calibration error"]
-        mixed = points["half of them of unrelated pairs"]["expected calibration error"]
+        both = pairs["calibration"], points["half of them of unrelated pairs"]
+        error, mixed = (one["expected calibration error"] for one in both)
+        least = [one["of true probabilities"] for one in both]
         lines += [
             [f"related photos told from others, AUROC, {title}", f"{chance:.3f}",
              f"{low:.3f} to {high:.3f}; without confidence as weight {plain:.3f}"],
             [f"calibration error of `related` and of `probability`, {title}",
-             f"{error:.3f} and {mixed:.3f}", ""],
+             f"{error:.3f} and {mixed:.3f}",
+             f"true probabilities would show {least[0]:.3f} and {least[1]:.3f}"],
         ]  # fmt: skip
     return lines
 

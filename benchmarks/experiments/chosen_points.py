@@ -19,8 +19,8 @@ import cv2
 import numpy as np
 import torch
 from confidence import distinctiveness
-from reliability import Seen, draw_cohort, seen_before
 from reliability_cases import Case, all_cases
+from reliability_seen import Layers, Seen, cohort_photos, draw_cohort
 from torch import Tensor
 from tqdm import tqdm
 
@@ -147,24 +147,24 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--scale", type=float, default=1.0, help="share of reliability's lists")
-    parser.add_argument("--features", type=Path, help="that reliability.py kept")
+    parser.add_argument("--keep", type=Path, required=True, help="as of reliability.py")
     parser.add_argument("--out", type=Path, default=Path("results/studies/chosen_points.json"))
     args = parser.parse_args()
     model = DenseFeatures.from_pretrained(args.model)
     model.reliability = model.cohort = None
     cases = {
         name: [case for case in some if case.kind == "same" and case.what.count("both") >= 5]
-        for name, some in all_cases(args.data, scale=args.scale).items()
-        if name in ("pf-pascal val", "birds")
+        for name, some in all_cases(
+            args.data, scale=args.scale, names=("pf-pascal val", "birds")
+        ).items()
     }
     cases = {name: some[: args.pairs] for name, some in cases.items()}
     photos = [p for some in cases.values() for case in some for p in (case.photo0, case.photo1)]
     digest, side = file_hash(model_folder(args.model) / WEIGHTS), model.config.longest_side
-    seen = seen_before(args.features, digest, model, side)
-    if seen is None:
-        cohort = draw_cohort(model, args.data, {Path(p.name).stem for p in photos}, seed=0)
-        seen = Seen(model, cohort, side)
-    seen.add(photos)
+    seen = Seen(model, Layers(model, args.keep, side))
+    others = cohort_photos(args.data, {Path(p.name).stem for p in photos}, seed=0)
+    seen.cohort = draw_cohort(seen, others, seed=0)
+    seen.layers.add(photos)
     metrics: dict[str, Any] = {}
     for name, some in cases.items():
         counts = [measure(case, seen) for case in tqdm(some)]

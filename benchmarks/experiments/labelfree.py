@@ -1,35 +1,69 @@
-"""How far a probability fitted without labels carries: warps as related, other photos as not.
+"""How far a probability without labels carries for a run's own model.
 
-    python benchmarks/experiments/labelfree.py DATA --out results/studies/labelfree.json
+    python benchmarks/experiments/labelfree.py DATA --model RUN --photos FOLDER --keep KEEP
+        --out results/studies/labelfree.json
 
-Every photo is paired with a warped view of itself (cut, turned, mirrored, recoloured: related) and
-with another photo (unrelated); `Matches.related` is fitted on these alone and checked on labelled
-pairs, on which the calibration error of the fit by labels stands beside.
+RUN is of `surefeat pretrain FOLDER`. Three ways are compared on labelled development pairs: the
+shipped model's fit as it is, the same moved by the folder's photos (learn.trust, what a run gets),
+and a fit on warps alone: a photo and a warped view of it as related, two photos of the folder as
+not. Beside them stands a fit by the labels of these very pairs, which nobody has.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from reliability import Seen, calibration, draw_cohort, fit_pair, halves, tabulate
+from reliability import (
+    Table,
+    by_set,
+    calibration,
+    fit_all,
+    fit_pair,
+    halves,
+    point_chances,
+    table_of,
+    tabulate,
+)
 from reliability_cases import Case, Photo, all_cases
+from reliability_seen import Layers, Seen
 from torch import Tensor
 
 from surefeat.core.files import choose_device, environment, file_hash, write_json
 from surefeat.core.image import load
 from surefeat.core.ranking import auroc
+from surefeat.data.sources import find_images
 from surefeat.learn.config import ColourConfig, WarpConfig
+from surefeat.learn.trust import PHOTOS, trust_without_labels
 from surefeat.learn.warp import draw, two_views
 from surefeat.match.related import PAIR_SIGNS
-from surefeat.model.config import POINT_WEIGHTS, WEIGHTS, model_folder
+from surefeat.model.config import WEIGHTS, model_folder
 from surefeat.model.network import DenseFeatures
+from surefeat.model.probability import Logistic, Reliability
+
+LISTS = ("birds fit", "pf-pascal val")
 
 SIZE = 320
+
+
+def folder_photos(folder: Path, count: int) -> list[Photo]:
+    """Photos of a folder, evenly over it."""
+    paths = [Path(item.read.path) for item in find_images(folder)]
+    chosen = paths[:: max(1, len(paths) // count)][:count]
+    none: frozenset[str] = frozenset()
+    photos = []
+    for path in chosen:
+        pixels = load(path)
+        size = (pixels.shape[1], pixels.shape[2])
+        photos.append(
+            Photo(str(path), lambda p=pixels: p, size, none, "", torch.zeros(0, 4))  # type: ignore[misc]
+        )
+    return photos
 
 
 def warped(photo: Photo, seed: int, warp: WarpConfig) -> Photo:
@@ -37,71 +71,101 @@ def warped(photo: Photo, seed: int, warp: WarpConfig) -> Photo:
 
     def read() -> Tensor:
         pixels = load(photo.read())
-        height, width = pixels.shape[1:]
-        sizes = torch.tensor([[height, width]])
-        generator = torch.Generator().manual_seed(seed)
-        draws = draw(1, points=1, generator=generator)
+        sizes = torch.tensor([list(pixels.shape[1:])])
+        draws = draw(1, points=1, generator=torch.Generator().manual_seed(seed))
         views = two_views(pixels[None], sizes, draws, replace(warp, size=SIZE), ColourConfig())
         return (views.view1[0] * 255).round().clamp(0, 255).byte()
 
     return replace(photo, name=f"{photo.name}@{seed}", read=read, size=(SIZE, SIZE))
 
 
-def blank(photo0: Photo, photo1: Photo, related: bool) -> Case:
-    """A case that asks about the pair alone."""
+def by_warps(seen: Seen, photos: Sequence[Photo], centre: Tensor) -> Logistic:
+    """Whether photos are related, learned from views of one photo and from two photos."""
     point = torch.zeros(1, 2)
-    return Case(photo0, photo1, related, "same" if related else "far", point, point, ("unrelated",))
+    views = [warped(photo, number, WarpConfig()) for number, photo in enumerate(photos)]
+    cases = [
+        Case(photo, other, same, "same" if same else "far", point, point, ("unrelated",))
+        for same, others in ((True, views), (False, [*photos[1:], photos[0]]))
+        for photo, other in zip(photos, others, strict=True)
+    ]
+    seen.layers.add([*photos, *views])
+    table = tabulate(cases, seen, centre, points=False)
+    return fit_pair([table], PAIR_SIGNS, "pair", "warps")
+
+
+def judged(table: Table, fits: dict[str, Logistic]) -> dict[str, Any]:
+    """Calibration and ranking of both probabilities on one list."""
+    odds = fits["pair"].log_odds(table.pair)
+    weight = halves(table.related, torch.zeros(len(table.related)))
+    said: dict[str, Any] = {
+        "auroc": round(auroc(odds, table.related), 4),
+        "related": calibration(odds.sigmoid(), table.related, weight),
+    }
+    if "point" in fits:
+        related = table.related[table.case]
+        chance = point_chances(table, fits)
+        mixed = halves(related, torch.zeros(len(related)))
+        said["probability"] = calibration(chance, table.right, mixed)
+        said["auroc of points of related pairs"] = round(
+            auroc(chance[related], table.right[related]), 4
+        )
+    return said
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--model")
-    parser.add_argument("--photos", type=int, default=60)
-    parser.add_argument("--pairs", type=int, default=60, help="labelled pairs of each answer")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--photos", type=Path, required=True, help="the folder it learned from")
+    parser.add_argument("--keep", type=Path, required=True, help="as of reliability.py")
+    parser.add_argument("--lists", nargs="+", default=list(LISTS))
+    parser.add_argument("--scale", type=float, default=1.0, help="share of every list")
     parser.add_argument("--out", type=Path, default=Path("results/studies/labelfree.json"))
     args = parser.parse_args()
+    about = environment(choose_device(None))
     model = DenseFeatures.from_pretrained(args.model)
-    model.reliability = model.cohort = None
-    rng, every = random.Random(0), all_cases(args.data)
-    photos = [case.photo0 for case in every["pf-pascal fit"] if case.related]
-    photos = rng.sample(list({photo.name: photo for photo in photos}.values()), args.photos)
-    own = [blank(p, warped(p, seed, WarpConfig()), True) for seed, p in enumerate(photos)]
-    own += [blank(p, q, False) for p, q in zip(photos, photos[1:] + photos[:1], strict=True)]
-    cases = {"warps and other photos": own}
-    for name in ("pf-pascal fit", "birds fit", "pf-pascal val", "pf-willow", "birds"):
-        same = [case for case in every[name] if case.related][: args.pairs]
-        cases[name] = same + [case for case in every[name] if case.kind == "far"][: args.pairs]
-    shown = [p for some in cases.values() for case in some for p in (case.photo0, case.photo1)]
-    stems = {Path(photo.name.split("#")[0].split("@")[0]).stem for photo in shown}
-    cohort = draw_cohort(model, args.data, stems, seed=0)
-    seen = Seen(model, cohort, model.config.longest_side)
-    seen.add(shown)
-    centre = cohort.centre(POINT_WEIGHTS)
-    tables = {name: tabulate(some, seen, centre) for name, some in cases.items()}
-    fits = {
-        "without labels": fit_pair([tables["warps and other photos"]], PAIR_SIGNS, "pair", ""),
-        "by labels": fit_pair(
-            [tables["pf-pascal fit"], tables["birds fit"]], PAIR_SIGNS, "pair", ""
-        ),
+    digest = file_hash(model_folder(args.model) / WEIGHTS)
+    shipped = DenseFeatures.from_pretrained()
+    known, cohort = shipped.reliability, shipped.cohort
+    assert known is not None
+    assert cohort is not None
+    photos = folder_photos(args.photos, 40)
+    trust = trust_without_labels(model, [load(photo.read()) for photo in photos[:PHOTOS]])
+    assert isinstance(trust.reliability, Reliability), trust.words
+    seen = Seen(model, Layers(model, args.keep, known.sides[0]))
+    seen.cohort = cohort
+    centre = cohort.lower.mean(0).to(model.device)
+    cases = all_cases(args.data, names=args.lists, scale=args.scale)
+    folder = args.keep / f"tables-{digest[:12]}-own-{args.scale}"
+    tables = {
+        name: table_of(name, some, seen, centre, points=True, folder=folder)
+        for name, some in cases.items()
     }
-    metrics = {}
-    for name, table in tables.items():
-        weight = halves(table.related, torch.zeros(len(table.related)))
-        metrics[name] = {
-            way: {
-                "auroc": round(auroc(fit.log_odds(table.pair), table.related), 4),
-                **calibration(fit.log_odds(table.pair).sigmoid(), table.related, weight),
-            }
-            for way, fit in fits.items()
-        }
+    ways: dict[str, dict[str, Logistic]] = {
+        "the shipped fit as it is": {"pair": known.pair, "point": known.point},
+        "moved by photos of the folder": {
+            "pair": trust.reliability.pair, "point": trust.reliability.point,
+        },
+        "warps alone": {"pair": by_warps(seen, photos, centre)},
+        "by the labels of these pairs": fit_all(by_set(tables), "labels"),
+    }  # fmt: skip
+    metrics = {
+        name: {way: judged(table, fits) for way, fits in ways.items()}
+        for name, table in tables.items()
+    }
     write_json(args.out, {
-        "row": "Matches.related fitted without labels", "benchmark": "pf-pascal, pf-willow, birds",
-        "metrics": metrics, "config": {"photos": args.photos, "pairs": args.pairs},
-        "weights_sha256": file_hash(model_folder(args.model) / WEIGHTS),
-        **environment(choose_device(None)),
+        "row": "Matches.related and Matches.probability of a run's model, without labels",
+        "benchmark": "pf-pascal, birds", "metrics": metrics,
+        "config": {"lists": args.lists, "scale": args.scale, "photos": len(photos),
+                   "words": trust.words},
+        "weights_sha256": digest, **about,
     })  # fmt: skip
-    print(json.dumps(metrics, indent=1))
+    key, least = "expected calibration error", "of true probabilities"
+    for name, by_way in metrics.items():
+        for way, said in by_way.items():
+            shown = {k: f"{said[k][key]:.3f} ({said[k][least]:.3f})"
+                     for k in ("related", "probability") if k in said}  # fmt: skip
+            print(name, "|", way, "|", json.dumps(shown | {"auroc": said["auroc"]}))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
 """Fit what a model knows of its own answers on development pairs; check it on held-out ones.
 
-    python benchmarks/experiments/reliability.py DATA --model MODEL --store
+    python benchmarks/experiments/reliability.py DATA --model MODEL --keep FOLDER --store
         --out results/studies/reliability.json
 
-DATA holds pf-pascal, pf-willow, cub-dev, voc, voc-nonrigid and pascal3d. Features are extracted
-once; then the three probabilities of `Reliability` are fitted (are two photos related, in a hurry
-and by their cells; has a point a counterpart and was it found) and a cohort is drawn. With --store
-both are written into the model's folder, so that matches of this model have a probability.
+DATA holds pf-pascal, pf-willow, cub-dev, voc, voc-nonrigid and pascal3d. FOLDER keeps the trunk's
+layers of every photo, which models that differ in the head share, and the tables of signs. Three
+probabilities of `Reliability` are fitted (are two photos related, in a hurry and by their cells;
+has a point a counterpart and was it found) and a cohort is drawn. With --store both are written
+into the model's folder, so that matches of this model have a probability. With --pairs only
+whether photos are related is asked: minutes, for one model after another.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,16 +22,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from reliability_cases import Case, Photo, all_cases
+from reliability_cases import FITTED, SIZES, Case, all_cases
+from reliability_seen import (
+    COHORT_CELLS,
+    COHORT_PHOTOS,
+    Layers,
+    Seen,
+    cohort_photos,
+    draw_cohort,
+)
 from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.core.files import choose_device, environment, file_hash, write_json
-from surefeat.core.image import ImageLike, decode, read_bytes
 from surefeat.core.ranking import auroc
-from surefeat.data.sources import find_images
 from surefeat.match.points import match_points, matching_text
 from surefeat.match.related import (
+    GRID,
     PAIR_SIGNS,
     POINT_SIGNS,
     Agreement,
@@ -38,16 +46,25 @@ from surefeat.match.related import (
     point_signs,
     pooled_vector,
 )
-from surefeat.match.search import Side, prepare
-from surefeat.match.votes import Voting
+from surefeat.match.search import even_grid
+from surefeat.match.votes import Voting, voting_grid
 from surefeat.model.config import POINT_WEIGHTS, WEIGHTS, model_folder
-from surefeat.model.features import Features, compare_with
+from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
-from surefeat.model.probability import Cohort, Logistic, Reliability, fit_logistic
+from surefeat.model.probability import Logistic, Reliability, fit_logistic
 
 RIGHT_WITHIN = 0.1
 
-COHORT_PHOTOS, COHORT_CELLS = 64, 8
+SAY = {"pf-pascal": 1.5, "birds": 1.0}
+"""How much a set counts in the fit of points: that of birds alone has parts that the other photo
+hides, so that each alone is too low on one and too high on the other; on development pairs this
+balances the two."""
+
+CHECKED = ("pf-pascal test", "pf-willow", "birds")
+"""Lists that were not fitted on, on which whole pairs are matched too."""
+
+ROUNDS = 40
+"""Of expectation and maximisation, after which nothing changes any more."""
 
 Signs = dict[str, Tensor]
 
@@ -60,6 +77,8 @@ class Table:
     """(P,) bool."""
     kind: tuple[str, ...]
     """(P,) same, near, far, nothing."""
+    photos: tuple[tuple[str, str], ...]
+    """(P,) their names."""
     pair: Signs
     """PAIR_SIGNS and pooled, (P,) each, cells weighed by confidence."""
     plain: Signs
@@ -74,105 +93,63 @@ class Table:
     """POINT_SIGNS (N,)."""
 
 
-def draw_cohort(model: DenseFeatures, data: Path, leave_out: set[str], *, seed: int) -> Cohort:
-    """Places of photos of all classes, none of which is in any case."""
-    items = [
-        item
-        for folder in ("voc", "voc-nonrigid")
-        for item in find_images(data / folder)
-        if Path(item.name).stem not in leave_out
-    ]
-    chosen = random.Random(seed).sample(sorted(items, key=lambda i: i.name), COHORT_PHOTOS)
-    generator = torch.Generator().manual_seed(seed)
-    layers: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for item in chosen:
-        place = item.read
-        data_ = read_bytes(place.path, name=item.name, offset=place.offset, size=place.size)
-        (features,) = model.extract(decode(data_, name=item.name))
-        draws = torch.rand(COHORT_CELLS, 2, generator=generator)
-        height, width = features.frame.original
-        points = (draws * torch.tensor([width, height]) - 0.5).to(features.descriptors.device)
-        layers[0].append(features.at(points).cpu().half().float())
-        layers[1].append(features.lower_at(points).cpu().half().float())
-    return Cohort(torch.cat(layers[0]), torch.cat(layers[1]))
-
-
-class Seen:
-    """Features of photos, extracted once, in half precision."""
-
-    def __init__(self, model: DenseFeatures, cohort: Cohort, side: int) -> None:
-        self.model, self.cohort, self.side = model, cohort, side
-        self.kept: dict[str, tuple[Tensor, Tensor, Features]] = {}
-
-    def add(self, photos: Sequence[Photo]) -> None:
-        new = {photo.name: photo for photo in photos if photo.name not in self.kept}
-        names = sorted(new)
-        for start in tqdm(range(0, len(names), 32), desc="extracting"):
-            part = names[start : start + 32]
-            images: list[ImageLike] = [new[name].read() for name in part]
-            for name, features in zip(
-                part, self.model.extract(images, longest_side=self.side), strict=True
-            ):
-                features = compare_with(self.cohort, features)
-                halves = features.descriptors.half(), features.lower.half()
-                empty = features.descriptors.new_zeros(0)
-                kept = replace(features, descriptors=empty, lower=empty, reliability=None)
-                self.kept[name] = (*halves, kept)
-
-    def side_of(self, photo: Photo) -> Side:
-        return prepare(
-            self.features(photo), descriptor_weight=POINT_WEIGHTS[0],
-            lower_weight=POINT_WEIGHTS[1],
-        )  # fmt: skip
-
-    def features(self, photo: Photo) -> Features:
-        descriptors, lower, rest = self.kept[photo.name]
-        return replace(rest, descriptors=descriptors.float(), lower=lower.float())
-
-
-def seen_before(file: Path | None, digest: str, model: DenseFeatures, side: int) -> Seen | None:
-    """What an earlier run kept, if it is of this model and size."""
-    if file is None or not file.is_file():
-        return None
-    stored = torch.load(file, weights_only=False)  # written by this script
-    if (stored["weights"], stored["side"]) != (digest, side):
-        return None
-    seen = Seen(model, stored["cohort"], side)
-    seen.kept = stored["kept"]
-    return seen
-
-
 def on_cpu(signs: Signs) -> Signs:
     return {name: values.cpu() for name, values in signs.items()}
 
 
+def lower_cells(features: Features) -> Cells:
+    """Cells that know the lower layers alone, for whoever asks about the pair only."""
+    points = even_grid(features, size=voting_grid(features.frame.network, GRID))
+    lower = features.lower_at(points)
+    none = lower.new_zeros(len(points), 0)
+    return Cells(points, none, lower, features.confidence_at(points), features.common_at(points))
+
+
+def pair_row(cells: tuple[Cells, Cells], centre: Tensor, *, weighted: bool) -> Signs:
+    pooled = [pooled_vector(one, centre, weighted=weighted) for one in cells]
+    signs = Agreement(*cells, weighted).signs()
+    return on_cpu(signs | {"pooled": pooled[0] @ pooled[1]})
+
+
+def asked(cases: Sequence[Case]) -> list[bool]:
+    """Whose points are matched: of related pairs all, of the others every second."""
+    return [case.related or number % 2 == 0 for number, case in enumerate(cases)]
+
+
 @torch.no_grad()
-def tabulate(cases: Sequence[Case], seen: Seen, centre: Tensor) -> Table:
-    """Match every case's points, and collect all signs."""
+def tabulate(cases: Sequence[Case], seen: Seen, centre: Tensor, *, points: bool = True) -> Table:
+    """Match every case's points, and collect all signs; without points, of the pairs alone."""
     pairs: list[Signs] = []
     plains: list[Signs] = []
-    points: list[Signs] = []
-    right, number = [], []
-    for index, case in enumerate(tqdm(cases, desc="matching")):
+    rows: list[Signs] = []
+    right, number = [torch.zeros(0, dtype=torch.bool)], [torch.zeros(0, dtype=torch.long)]
+    chosen = [points and one for one in asked(cases)]
+    known: dict[str, Cells] = {}
+    for index, case in enumerate(tqdm(cases, desc="matching", mininterval=30)):
+        for photo in (case.photo0, case.photo1):
+            if photo.name not in known:
+                known[photo.name] = lower_cells(seen.features(photo))
+        cells = known[case.photo0.name], known[case.photo1.name]
+        pairs.append(pair_row(cells, centre, weighted=True))
+        plains.append(pair_row(cells, centre, weighted=False))
+        if not chosen[index]:
+            continue
         side0, side1 = seen.side_of(case.photo0), seen.side_of(case.photo1)
-        cells = Cells.of(side0), Cells.of(side1)
-        for rows, weighted in ((pairs, True), (plains, False)):
-            signs = Agreement(*cells, weighted).signs()
-            pooled = [pooled_vector(one, centre, weighted=weighted) for one in cells]
-            rows.append(on_cpu(signs | {"pooled": pooled[0] @ pooled[1]}))
         matches = match_points(side0.features, side1.features, case.points0)
         tensors = {k: v for k, v in vars(matches).items() if isinstance(v, Tensor)}
-        agreement = Agreement(*cells)
-        points.append(on_cpu(point_signs(side0, side1, agreement, tensors)))
+        agreement = Agreement(Cells.of(side0), Cells.of(side1))
+        rows.append(on_cpu(point_signs(side0, side1, agreement, tensors)))
         error = (matches.points1.cpu() - case.points1).norm(dim=1)
         right.append(error < RIGHT_WITHIN * max(case.photo1.size))
         number.append(torch.full((len(error),), index))
+    what = tuple(w for case, one in zip(cases, chosen, strict=True) if one for w in case.what)
     return Table(
         torch.tensor([case.related for case in cases]), tuple(case.kind for case in cases),
+        tuple((case.photo0.name, case.photo1.name) for case in cases),
         {k: torch.stack([row[k] for row in pairs]) for k in pairs[0]},
         {k: torch.stack([row[k] for row in plains]) for k in plains[0]},
-        torch.cat(number), torch.cat(right), tuple(w for case in cases for w in case.what),
-        {k: torch.cat([row[k] for row in points]) for k in POINT_SIGNS},
+        torch.cat(number), torch.cat(right), what,
+        {k: torch.cat([row[k] for row in rows]) if rows else torch.zeros(0) for k in POINT_SIGNS},
     )  # fmt: skip
 
 
@@ -201,19 +178,58 @@ def fit_pair(tables: Sequence[Table], signs: Sequence[str], field: str, words: s
     return fit_logistic(chosen, related, fitted_on=words, weight=halves(related, group))
 
 
-def fit_point(tables: dict[str, Table], words: str) -> Logistic:
-    """On related pairs; the points of PF-PASCAL count twice, as birds alone have hidden parts."""
-    rows = {name: table.related[table.case] for name, table in tables.items()}
-    weight = []
-    for name, chosen in rows.items():
-        count = int(chosen.sum())
-        weight.append(torch.full((count,), (2 if "pf-pascal" in name else 1) / count))
-    every = {
-        sign: torch.cat([table.point[sign][rows[name]] for name, table in tables.items()])
-        for sign in POINT_SIGNS
+def fit_point(sets: dict[str, Table], pair: Logistic, words: str) -> Logistic:
+    """So that `related` times it is the chance that a point is right, on a half-and-half mix.
+
+    A point that is not right may be so because the photos are not related: how probably not, the
+    fit so far says, and by that it counts (expectation and maximisation).
+    """
+    tables = list(sets.values())
+    related = torch.cat([table.related[table.case] for table in tables])
+    group = torch.cat([torch.full((len(t.case),), i) for i, t in enumerate(tables)])
+    say = torch.tensor([SAY[name] for name in sets])[group]
+    chance = torch.cat([pair.log_odds(t.pair).sigmoid()[t.case] for t in tables]).double()
+    right = torch.cat([table.right for table in tables])
+    signs, weight = joined(tables, "point"), halves(related, group) * say
+    given = torch.full_like(chance, 0.5)
+    for _ in range(ROUNDS):
+        counts = torch.where(right, 1.0, chance * (1 - given) / (1 - chance * given))
+        fitted = fit_logistic(signs, right, fitted_on=words, weight=weight * counts, ridge=1e-3)
+        given = fitted.log_odds(signs).sigmoid().double()
+    return fitted
+
+
+def fit_all(sets: dict[str, Table], words: str, *, points: bool = True) -> dict[str, Logistic]:
+    """On one table of each set."""
+    tables = list(sets.values())
+    fits = {
+        "pair": fit_pair(tables, PAIR_SIGNS, "pair", words),
+        "plain": fit_pair(tables, PAIR_SIGNS, "plain", words),
+        "pooled": fit_pair(tables, ("pooled",), "pair", words),
     }
-    right = torch.cat([table.right[rows[name]] for name, table in tables.items()])
-    return fit_logistic(every, right, fitted_on=words, weight=torch.cat(weight))
+    return fits | ({"point": fit_point(sets, fits["pair"], words)} if points else {})
+
+
+def by_set(tables: dict[str, Table]) -> dict[str, Table]:
+    """Lists of one set as one table, so that PF-PASCAL's two count as much as that of birds."""
+    sets: dict[str, list[Table]] = {}
+    for name, table in tables.items():
+        sets.setdefault(name.split()[0], []).append(table)
+    return {name: joined_tables(some) for name, some in sets.items()}
+
+
+def joined_tables(tables: Sequence[Table]) -> Table:
+    first = np.cumsum([0, *(len(table.related) for table in tables)])
+    names = ("pair", "plain", "point")
+    return Table(
+        related=torch.cat([table.related for table in tables]),
+        kind=sum((table.kind for table in tables), ()),
+        photos=sum((table.photos for table in tables), ()),
+        case=torch.cat([t.case + int(n) for t, n in zip(tables, first, strict=False)]),
+        right=torch.cat([table.right for table in tables]),
+        what=sum((table.what for table in tables), ()),
+        **{name: joined(tables, name) for name in names},
+    )
 
 
 def point_chances(table: Table, fits: dict[str, Logistic]) -> Tensor:
@@ -234,10 +250,20 @@ def calibration(
     gap = ((predicted - actual).abs() * mass).nansum() / weight.sum()
     return {
         "expected calibration error": round(float(gap), 4),
+        "of true probabilities": round(_least_error(chance.double(), weight, index), 4),
         "predicted": [None if v != v else round(v, 3) for v in predicted.tolist()],
         "actual": [None if v != v else round(v, 3) for v in actual.tolist()],
         "count": torch.bincount(index, minlength=bins).tolist(),
     }
+
+
+def _least_error(chance: Tensor, weight: Tensor, index: Tensor, *, rounds: int = 200) -> float:
+    """What a calibration error is on average where every probability is true: chance alone."""
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.rand(rounds, len(chance), generator=generator).double() < chance
+    gaps = weight * (chance - draws.double())
+    totals = torch.zeros(rounds, int(index.max()) + 1).double().index_add_(1, index, gaps)
+    return float(totals.abs().sum(1).mean() / weight.sum())
 
 
 def bootstrap(
@@ -323,6 +349,50 @@ def confident_share(cases: Sequence[Case], seen: Seen, fitted: Reliability) -> d
     return {kind: {"pairs": len(v), "share": round(sum(v) / len(v), 4)} for kind, v in said.items()}
 
 
+def crossed(tables: dict[str, Table]) -> dict[str, Any]:
+    """The fit judged on development pairs it has not seen: two halves, each by the other's fit.
+
+    PF-PASCAL's halves are its two lists, those of birds are by photo of the pair's first bird.
+    """
+    birds = tables["birds fit"]
+    half = torch.tensor([_half(names) for names in birds.photos])
+    halves_ = [
+        {"pf-pascal": tables["pf-pascal fit"], "birds": part(birds, half)},
+        {"pf-pascal": tables["pf-pascal val"], "birds": part(birds, ~half)},
+    ]
+    said: dict[str, Any] = {}
+    for known, other in (halves_, halves_[::-1]):
+        fits = fit_all(known, "half of the development pairs")
+        for name, table in other.items():
+            entry = said.setdefault(name, {"related": [], "probability": []})
+            pairs, points = judged_pairs(table, fits), judged_points(table, fits)
+            key = "expected calibration error"
+            entry["related"].append(pairs["calibration"][key])
+            entry["probability"].append(points["half of them of unrelated pairs"][key])
+    return said
+
+
+def _half(names: tuple[str, str]) -> bool:
+    """Photos of one species have neighbouring numbers."""
+    bird = next((name for name in names if "cub_" in name), "cub_0")
+    return int(Path(bird).stem.split("_")[1]) // 60 % 2 == 0
+
+
+def part(table: Table, rows: Tensor) -> Table:
+    """Some of the pairs (P,) bool, with their points."""
+    number = rows.long().cumsum(0) - 1
+    kept = rows[table.case]
+    names = rows.nonzero()[:, 0].tolist()
+    return Table(
+        table.related[rows], tuple(table.kind[n] for n in names),
+        tuple(table.photos[n] for n in names),
+        {k: v[rows] for k, v in table.pair.items()}, {k: v[rows] for k, v in table.plain.items()},
+        number[table.case[kept]], table.right[kept],
+        tuple(w for w, one in zip(table.what, kept.tolist(), strict=True) if one),
+        {k: v[kept] for k, v in table.point.items()},
+    )  # fmt: skip
+
+
 def in_words(metrics: dict[str, Any]) -> str:
     """The tables of docs/studies/related.md."""
     lines = [
@@ -345,16 +415,15 @@ def in_words(metrics: dict[str, Any]) -> str:
                 )
     lines += [
         "",
-        "| calibration error | related | probability, half of unrelated pairs | of related pairs "
-        "| unrelated pairs with a match above 0.5 | related ones |",
+        "| calibration error (of true probabilities) | related | probability, half of unrelated "
+        "pairs | of related pairs | unrelated pairs with a match above 0.5 | related ones |",
         "|---|---|---|---|---|---|",
     ]
-    key = "expected calibration error"
     for name, values in metrics.items():
-        points, sure = values["points"], values.get("any match above 0.5", {})
-        errors = [values["pairs"]["calibration"], points["half of them of unrelated pairs"],
-                  points["of related pairs"]]  # fmt: skip
-        cells = [name, *(f"{error[key]:.3f}" for error in errors), "", ""]
+        points, sure = values.get("points", {}), values.get("any match above 0.5", {})
+        errors = [values["pairs"]["calibration"], points.get("half of them of unrelated pairs"),
+                  points.get("of related pairs")]  # fmt: skip
+        cells = [name, *map(_error_in_words, errors), "", ""]
         if sure:
             others = [sure[kind] for kind in sure if kind != "same"]
             count = sum(other["pairs"] for other in others)
@@ -364,76 +433,116 @@ def in_words(metrics: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def _error_in_words(bins: dict[str, Any] | None) -> str:
+    if bins is None:
+        return ""
+    return f"{bins['expected calibration error']:.3f} ({bins['of true probabilities']:.3f})"
+
+
+def table_of(
+    name: str, cases: Sequence[Case], seen: Seen, centre: Tensor, *, points: bool, folder: Path
+) -> Table:
+    """The signs of a list, kept in a folder; what was kept is tried on its first cases again."""
+    file = folder / f"{name.replace(' ', '-')}{'' if points else '-pairs'}.pt"
+    seen.layers.add([photo for case in cases for photo in (case.photo0, case.photo1)])
+    if file.is_file():
+        kept = Table(**torch.load(file, weights_only=False))  # written by this script
+        again = tabulate(cases[:2], seen, centre, points=points)
+        for sign, values in (again.pair | again.point).items():
+            count = len(values)
+            before = (kept.pair | kept.point)[sign][:count]
+            torch.testing.assert_close(values, before, atol=2e-3, rtol=1e-3)
+        return kept
+    table = tabulate(cases, seen, centre, points=points)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(vars(table), file)
+    seen.kept.clear()
+    return table
+
+
+def sure_shares(
+    cases: dict[str, list[Case]], seen: Seen, fitted: Reliability, *, scale: float
+) -> dict[str, Any]:
+    """Of each list that was not fitted on: of which pairs any match is probably right."""
+    shares = {}
+    for name in CHECKED:
+        chosen = [
+            case
+            for kinds, count in ((("same",), 15), (("far", "nothing"), 60))
+            for case in [c for c in cases[name] if c.kind in kinds][: int(count * scale) + 1]
+        ]
+        shares[name] = confident_share(chosen, seen, fitted)
+    return shares
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--model")
     parser.add_argument("--out", type=Path, default=Path("results/studies/reliability.json"))
+    parser.add_argument("--keep", type=Path, required=True, help="folder for layers and tables")
     parser.add_argument("--scale", type=float, default=1.0, help="share of every list")
     parser.add_argument("--side", type=int, help="longest side of the network's input")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lists", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--pairs", action="store_true", help="related or not alone")
     parser.add_argument("--store", action="store_true")
-    parser.add_argument("--tables", type=Path, help="keep all signs in this file")
-    parser.add_argument("--features", type=Path, help="keep features here, for another run")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
     start = time.perf_counter()
     about = environment(choose_device(None))  # before anything is written into the tree
     model = DenseFeatures.from_pretrained(args.model, device=choose_device(None))
     model.reliability = model.cohort = None
     digest = file_hash(model_folder(args.model) / WEIGHTS)
-    cases = all_cases(args.data, scale=args.scale, seed=args.seed)
-    photos = [p for some in cases.values() for case in some for p in (case.photo0, case.photo1)]
-    stems = {Path(photo.name.split("#")[0]).stem for photo in photos}
     side = args.side or model.config.longest_side
-    seen = seen_before(args.features, digest, model, side)
-    if seen is None:
-        seen = Seen(model, draw_cohort(model, args.data, stems, seed=args.seed), side)
-    cohort = seen.cohort
-    seen.add(photos)
-    if args.features:
-        stored = {"weights": digest, "side": side, "cohort": cohort, "kept": seen.kept}
-        torch.save(stored, args.features)
-    centre = cohort.centre(POINT_WEIGHTS).to(model.device)
-    tables = {name: tabulate(some, seen, centre) for name, some in cases.items()}
-    if args.tables:
-        torch.save({name: vars(table) for name, table in tables.items()}, args.tables)
-    known = {name: table for name, table in tables.items() if name.endswith("fit")}
-    fitting = list(known.values())
-    words = "pairs of PF-PASCAL's train list and of birds, and photos of other classes"
-    fits = {
-        "pair": fit_pair(fitting, PAIR_SIGNS, "pair", words),
-        "plain": fit_pair(fitting, PAIR_SIGNS, "plain", words),
-        "pooled": fit_pair(fitting, ("pooled",), "pair", words),
+    every = all_cases(args.data, scale=args.scale, seed=args.seed)
+    cases = {name: every[name] for name in args.lists}
+    seen = Seen(model, Layers(model, args.keep, side))
+    photos = [p for some in every.values() for case in some for p in (case.photo0, case.photo1)]
+    stems = {Path(photo.name.split("#")[0]).stem for photo in photos}
+    seen.cohort = draw_cohort(seen, cohort_photos(args.data, stems, seed=args.seed), seed=args.seed)
+    centre = seen.cohort.lower.mean(0).to(model.device)
+    points, matching = not args.pairs, matching_text(Voting(), POINT_WEIGHTS)
+    folder = args.keep / f"tables-{digest[:12]}-{side}-{args.scale}-{args.seed}"
+    tables = {
+        name: table_of(name, some, seen, centre, points=points, folder=folder)
+        for name, some in cases.items()
     }
-    fits["point"] = fit_point(known, words)
-    fitted = Reliability(
-        fits["pair"], fits["point"], fits["pooled"], matching_text(Voting(), POINT_WEIGHTS),
-        RIGHT_WITHIN, digest, (side,),
-    )  # fmt: skip
-    metrics = {
-        name: {"pairs": judged_pairs(table, fits), "points": judged_points(table, fits)}
+    words = "pairs of PF-PASCAL's development lists and of birds, and photos of other classes"
+    fits = fit_all(by_set({name: tables[name] for name in FITTED}), words, points=points)
+    metrics: dict[str, Any] = {
+        name: {"pairs": judged_pairs(table, fits)}
+        | ({"points": judged_points(table, fits)} if points else {})
         for name, table in tables.items()
     }
-    for name in ("pf-pascal test", "pf-willow", "birds"):
-        chosen = [
-            case
-            for kinds, count in ((("same",), 20), (("far", "nothing"), 60))
-            for case in [c for c in cases[name] if c.kind in kinds][: int(count * args.scale) + 1]
-        ]
-        metrics[name]["any match above 0.5"] = confident_share(chosen, seen, fitted)
-    if args.store:
-        before = Reliability.load(model_folder(args.model))
-        keypoints = before.keypoints if before and before.weights_sha256 == digest else None
-        replace(fitted, keypoints=keypoints).save(model_folder(args.model))
-        cohort.save(model_folder(args.model))
+    config: dict[str, Any] = {
+        "fits": {name: asdict(fit) for name, fit in fits.items()}, "matching": matching,
+        "cohort": [COHORT_PHOTOS, COHORT_CELLS], "seed": args.seed, "side": side,
+        "scale": args.scale,
+    }  # fmt: skip
+    extra: dict[str, Any] = {}
+    if points:
+        fitted = Reliability(
+            fits["pair"], fits["point"], fits["pooled"], matching, RIGHT_WITHIN, digest, (side,)
+        )
+        extra = {"two halves of the development pairs, each by the other's fit": crossed(tables)}
+        if set(CHECKED) <= set(cases):
+            for name, sure in sure_shares(cases, seen, fitted, scale=args.scale).items():
+                metrics[name]["any match above 0.5"] = sure
+        if args.store:
+            before = Reliability.load(model_folder(args.model))
+            kept = before if before and before.weights_sha256 == digest else None
+            carried = {"keypoints": kept and kept.keypoints, "transfer": kept and kept.transfer}
+            replace(fitted, **carried).save(model_folder(args.model))
+            seen.cohort.save(model_folder(args.model))
     write_json(args.out, {
         "row": "Matches.related and Matches.probability",
         "benchmark": "pf-pascal, pf-willow, birds, voc", "metrics": metrics,
-        "split": "lists that end in fit are fitted on, the others only measured",
-        "config": {"fit": asdict(fitted), "without confidence": asdict(fits["plain"]),
-                   "cohort": [COHORT_PHOTOS, COHORT_CELLS], "seed": args.seed, "side": side,
-                   "scale": args.scale},
-        "seconds": round(time.perf_counter() - start),
+        "split": f"fitted on {', '.join(FITTED)}; the others are only measured", **extra,
+        "config": config, "seconds": round(time.perf_counter() - start),
         "weights_sha256": digest, **about,
     })  # fmt: skip
     print(in_words(metrics))

@@ -291,54 +291,78 @@ def nothing_cases(
     return cases
 
 
-def all_cases(data: Path, *, scale: float = 1.0, seed: int = 0) -> dict[str, list[Case]]:
-    """Lists of cases by name; those that end in "fit" are to fit on, the others to check with.
+SIZES = {
+    "pf-pascal fit": 250, "pf-pascal val": 120, "birds fit": 200,
+    "pf-pascal test": 299, "pf-willow": 300, "birds": 200, "voc": 100, "two species": 100,
+}  # fmt: skip
+"""Related pairs of each list, at most."""
+
+FITTED = ("pf-pascal fit", "pf-pascal val", "birds fit")
+"""To choose by and to fit on; the others are only measured."""
+
+
+def all_cases(
+    data: Path, *, scale: float = 1.0, seed: int = 0, names: Sequence[str] = tuple(SIZES)
+) -> dict[str, list[Case]]:
+    """Lists of cases by name. Each is drawn by itself, whichever others are asked for.
 
     scale: a share of every list, for a quick look.
     """
-    rng = random.Random(seed)
-
-    def some(count: float) -> int:
-        return max(4, int(count * scale))
-
     known = voc_boxes(data)
+    related = _related_cases(data, known, seed)
+    cases: dict[str, list[Case]] = {}
+    for name in names:
+        rng = random.Random(f"{seed} {name}")
+        count = max(4, int(SIZES[name] * scale))
+        same = related[name](rng)[:count]
+        if name == "two species":
+            cases[name] = same
+            continue
+        photos = [photo for case in same for photo in (case.photo0, case.photo1)]
+        others = photos
+        if name.startswith("birds"):
+            beside = "pf-pascal fit" if name in FITTED else "pf-pascal test"
+            shown = related[beside](random.Random(f"{seed} {beside}"))[:count]
+            others = [p for case in shown for p in (case.photo0, case.photo1)
+                      if "bird" not in p.kinds]  # fmt: skip
+        objects = voc_objects(data, "train" if name in FITTED else "val", known)
+        crops = empty_crops(objects, rng, count=max(4, int(60 * scale)))
+        near = 0 if name.startswith(("birds", "pf-willow")) else len(same) // 4
+        cases[name] = [
+            *same, *unrelated_cases(photos, others, rng, far=len(same), near=near),
+            *nothing_cases(crops, photos, rng, count=len(same) // 4),
+        ]  # fmt: skip
+    return cases
+
+
+def _related_cases(
+    data: Path, known: dict[str, dict[str, Any]], seed: int
+) -> dict[str, Callable[[random.Random], list[Case]]]:
+    """Of every list, what gives its related pairs."""
     val, train = development_pairs(data / "pf-pascal")
     held = {path for pair in val for path in (pair.image0, pair.image1)}
     train = [pair for pair in train if not {pair.image0, pair.image1} & held]
-    test = load_pf_pascal(data / "pf-pascal")
-    willow = load_pf_willow(data / "pf-willow")
-    for pairs in (train, val, test, willow):
-        rng.shuffle(pairs)
-    same: dict[str, list[Case]] = {
-        "pf-pascal fit": [related_case(p, known, rng) for p in train[: some(200)]],
-        "pf-pascal val": [related_case(p, known, rng) for p in val[: some(80)]],
-        "pf-pascal test": [related_case(p, known, rng) for p in test[: some(299)]],
-        "pf-willow": [willow_case(p, rng) for p in willow[: some(200)]],
-    }
-    half0, half1, species = birds(data, rng)
-    same |= {"birds fit": half0[: some(150)], "birds": half1[: some(150)]}
-    empty: dict[str, list[Photo]] = {}
-    for split, half in (("train", "fit"), ("val", "check")):
-        objects = voc_objects(data, split, known)
-        empty[half] = empty_crops(objects, rng, count=some(40))
-    same["voc"] = voc_cases(objects, rng, count=some(80))
-    cases: dict[str, list[Case]] = {}
-    for name, related in same.items():
-        photos = [photo for case in related for photo in (case.photo0, case.photo1)]
-        fitted = name.endswith("fit")
-        others = photos if not name.startswith("birds") else [
-            photo for case in same["pf-pascal fit" if fitted else "pf-pascal test"]
-            for photo in (case.photo0, case.photo1) if "bird" not in photo.kinds
-        ]  # fmt: skip
-        count = len(related)
-        near = 0 if name.startswith(("birds", "pf-willow")) else count // 4
-        crops = empty["fit" if fitted else "check"]
-        cases[name] = [
-            *related, *unrelated_cases(photos, others, rng, far=count, near=near),
-            *nothing_cases(crops, photos, rng, count=count // 4),
-        ]  # fmt: skip
-    cases["two species"] = species[: some(100)]
-    return cases
+
+    def pascal(pairs: list[Pair]) -> Callable[[random.Random], list[Case]]:
+        return lambda rng: [related_case(p, known, rng) for p in rng.sample(pairs, len(pairs))]
+
+    def willow(rng: random.Random) -> list[Case]:
+        pairs = load_pf_willow(data / "pf-willow")
+        return [willow_case(p, rng) for p in rng.sample(pairs, len(pairs))]
+
+    def bird(part: int) -> Callable[[random.Random], list[Case]]:
+        # The places of the background must not depend on which half is asked for.
+        return lambda rng: birds(data, random.Random(seed))[part]
+
+    def voc(split: str) -> Callable[[random.Random], list[Case]]:
+        return lambda rng: voc_cases(voc_objects(data, split, known), rng, count=SIZES["voc"])
+
+    return {
+        "pf-pascal fit": pascal(train), "pf-pascal val": pascal(val),
+        "pf-pascal test": pascal(load_pf_pascal(data / "pf-pascal")), "pf-willow": willow,
+        "birds fit": bird(0), "birds": bird(1), "two species": bird(2),
+        "voc": voc("val"),
+    }  # fmt: skip
 
 
 def willow_case(pair: Pair, rng: random.Random) -> Case:

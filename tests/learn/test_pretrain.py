@@ -109,6 +109,8 @@ def test_a_run_leaves_a_model_a_summary_and_the_check(source: Path, tmp_path: Pa
     summary = json.loads((found.folder / "summary.json").read_text())
     assert summary["steps"] == 5
     assert summary["self_check"] == found.check.to_dict()
+    assert summary["probability"] == found.trust
+    assert found.trust.startswith("no probability of matches: no model with small ships")
     line = Run.open(found.folder).metrics()[-1]
     assert line["accuracy@0.1"] == found.check.accuracy[0.1]
     model = DenseFeatures.from_pretrained(found.folder, device="cpu")

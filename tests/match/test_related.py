@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefeat.cli.main import _verdict
 from surefeat.match.points import match_points
-from surefeat.match.related import Agreement, Cells, pooled_vector
+from surefeat.match.related import TEMPERATURE, Agreement, Cells, pooled_vector
 from surefeat.match.relations import group, relate
 from surefeat.model.features import Features, compare_with
 from surefeat.model.network import DenseFeatures
@@ -22,22 +22,30 @@ def cells(count: int, *, seed: int, common: float = 0.0) -> Cells:
     generator = torch.Generator().manual_seed(seed)
     vectors = torch.nn.functional.normalize(torch.randn(count, 6, generator=generator), dim=1)
     points = torch.rand(count, 2, generator=generator) * 100
+    lower = torch.nn.functional.normalize(torch.randn(count, 4, generator=generator), dim=1)
     confidence = torch.rand(count, generator=generator) + 0.1
-    return Cells(points, vectors, confidence, torch.full((count,), common))
+    return Cells(points, vectors, lower, confidence, torch.full((count,), common))
 
 
-def test_signs_of_a_pair_are_confidence_weighted_means_of_best_similarities() -> None:
-    """Against a slow loop."""
+def test_signs_of_a_pair_are_means_over_lower_layers_by_squared_confidence() -> None:
+    """Against a slow loop; what matching compares besides, the descriptors, has no say."""
     one, other = cells(7, seed=0, common=0.2), cells(5, seed=1, common=-0.1)
     signs = Agreement(one, other).signs()
-    total = []
+    excess, mutual = [], []
     for mine, theirs in ((one, other), (other, one)):
-        best = [max(float(v @ w) for w in theirs.vectors) for v in mine.vectors]
-        weights = mine.confidence.tolist()
+        alike = (mine.lower @ theirs.lower.T) / TEMPERATURE
+        rows, columns = alike.softmax(1), alike.softmax(0)
+        weights = [float(c) ** 2 for c in mine.confidence]
+        best = [max(float(v @ w) for w in theirs.lower) for v in mine.lower]
         mean = sum(w * b for w, b in zip(weights, best, strict=True)) / sum(weights)
-        total.append((mean, mean - float(mine.common[0])))
-    assert float(signs["best"]) == pytest.approx(sum(t[0] for t in total) / 2, abs=1e-5)
-    assert float(signs["excess"]) == pytest.approx(sum(t[1] for t in total) / 2, abs=1e-5)
+        excess.append(mean - float(mine.common[0]))
+        each = [sum(float(rows[i, j] * columns[i, j]) for j in range(len(theirs.lower)))
+                for i in range(len(mine.lower))]  # fmt: skip
+        mutual.append(sum(w * e for w, e in zip(weights, each, strict=True)) / sum(weights))
+    assert float(signs["excess"]) == pytest.approx(sum(excess) / 2, abs=1e-5)
+    assert float(signs["chosen"]) == pytest.approx(sum(mutual) / 2, abs=1e-5)
+    turned = replace(one, vectors=-one.vectors)
+    assert float(Agreement(turned, other).signs()["excess"]) == float(signs["excess"])
 
 
 def test_exchanging_the_photos_changes_no_sign_and_confidence_counts() -> None:
@@ -60,8 +68,8 @@ def test_support_is_what_neighbours_choose_around_the_match() -> None:
     places = torch.tensor([[x, y] for y in (0.0, 50.0, 100.0) for x in (0.0, 50.0, 100.0)])
     vectors = torch.eye(9)
     mirror = [2, 1, 0, 5, 4, 3, 8, 7, 6]
-    one = Cells(places, vectors, torch.ones(9), torch.zeros(9))
-    turned = Cells(places, vectors[mirror], torch.ones(9), torch.zeros(9))
+    one = Cells(places, vectors, vectors, torch.ones(9), torch.zeros(9))
+    turned = Cells(places, vectors[mirror], vectors, torch.ones(9), torch.zeros(9))
     agreement = Agreement(one, turned)
     corner = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
     right, wrong = agreement.support(corner, torch.tensor([[100.0, 0.0], [0.0, 100.0]]))
@@ -92,9 +100,9 @@ def test_a_photo_is_more_related_to_itself_than_to_another() -> None:
 
 def test_pooled_vectors_are_weighted_and_centred() -> None:
     one = cells(5, seed=3)
-    centre = torch.full((6,), 0.1)
-    mean = sum((w * v for w, v in zip(one.confidence, one.vectors, strict=True)), torch.zeros(6))
-    expected = mean / one.confidence.sum() - centre
+    centre, weights = torch.full((4,), 0.1), one.confidence**2
+    mean = sum((w * v for w, v in zip(weights, one.lower, strict=True)), torch.zeros(4))
+    expected = mean / weights.sum() - centre
     assert torch.allclose(pooled_vector(one, centre), expected / expected.norm(), atol=1e-6)
 
 
@@ -159,4 +167,7 @@ def test_match_says_in_words_whether_the_photos_are_related(
                       mutual=torch.tensor([True, True, False]))  # fmt: skip
     said = _verdict(matches)
     assert words in said
+    assert "without labels" not in said
+    unlabelled = _verdict(replace(matches, without_labels=True))
+    assert (", fitted without labels);" in unlabelled) == (related is not None)
     assert "1 of which do not lead back" in said

@@ -12,7 +12,7 @@ import torch
 
 from browser import chromium
 from surefeat.match.points import Matches
-from surefeat.show.match_page import SHOWN_FIRST, line_colour, verdict, viewer
+from surefeat.show.match_page import SHOWN_FIRST, foreground, line_colour, verdict, viewer
 from surefeat.show.page import Section, write_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>.jpg"
@@ -184,6 +184,20 @@ def test_of_many_matches_the_best_are_shown_first_unless_they_were_asked_for() -
     assert [mark["value"] for mark in shown.marks] == sorted(
         (mark["value"] for mark in shown.marks), reverse=True
     )
+
+
+def test_the_background_is_not_drawn_until_it_is_asked_for() -> None:
+    """Chosen matches below a fifth wait for the slider; asked-for points and unrelated ones not."""
+    mixed = make_matches([0.9, 0.21, 0.19, 0.02], related=0.9)
+    assert viewer(photos(), ("a", "b"), mixed).start == 20
+    assert foreground(mixed).index.tolist() == [0, 1]
+    assert viewer(photos(), ("a", "b"), mixed, all_shown=True).start == 0
+    poor = make_matches([0.1, 0.05, 0.04, 0.02], related=0.9)
+    assert viewer(photos(), ("a", "b"), poor).start == 10
+    assert len(foreground(poor)) == 4
+    unrelated = make_matches([0.3, 0.05, 0.04, 0.02], related=0.3)
+    assert viewer(photos(), ("a", "b"), unrelated).start == 0
+    assert len(foreground(unrelated)) == len(foreground(make_matches(None))) == 4
 
 
 @pytest.mark.parametrize(

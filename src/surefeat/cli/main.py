@@ -100,6 +100,7 @@ class Pretrain:
             "model": str(done.folder / "model"), "steps": done.progress.step,
             "seconds": round(done.progress.seconds, 1), "skipped": len(done.skipped),
             "self_check": done.check.to_dict() if done.check else None,
+            "probability": done.trust,
         }  # fmt: skip
         say(result | {"report": _report(done.folder)}, to_script=self.json)
 
@@ -291,7 +292,8 @@ def _verdict(matches: Matches) -> str:
         return f"{said}; no probability: it is not fitted for this model, size or matching"
     said += f", {int((matches.probability > 0.5).sum())} of them probably right"
     verdict = UNRELATED if matches.related < 0.5 else "these two photos show the same kind of thing"
-    return f"{verdict} (probability {percent(matches.related)}); {said}"
+    how = ", fitted without labels" if matches.without_labels else ""
+    return f"{verdict} (probability {percent(matches.related)}{how}); {said}"
 
 
 @dataclass(frozen=True)

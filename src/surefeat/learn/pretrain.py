@@ -45,6 +45,7 @@ from surefeat.learn.kept import KeptViews, keep_views, kept_losses
 from surefeat.learn.loss import PairLoss, held_steps, make_step, reason_to_stop, step_draws
 from surefeat.learn.runs import Run, alone, list_skipped
 from surefeat.learn.selfcheck import SelfCheck, self_check
+from surefeat.learn.trust import PHOTOS, Trust, trust_without_labels
 from surefeat.model.network import DenseFeatures
 
 _LOG = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ class Pretrained:
     check: SelfCheck | None
     """The label-free check on held-out images; None when nothing was held out."""
     skipped: tuple[Skipped, ...]
+    trust: str = ""
+    """How the probability of its matches was fitted, or why it has none."""
 
 
 @alone
@@ -164,7 +167,20 @@ def _learn(
         check=(lambda current: check(current).to_dict()) if apart.names else None,
     )  # fmt: skip
     checked = check(model.eval()) if apart.names else None
-    return Pretrained(model.eval(), run.folder, progress, checked, pictures.skipped())
+    trust = _trust(model.eval(), apart) if part.rank == 0 else None
+    return Pretrained(
+        model, run.folder, progress, checked, pictures.skipped(), trust.words if trust else ""
+    )
+
+
+def _trust(model: DenseFeatures, apart: Canvas) -> Trust:
+    """Tell the model how far its matches can be trusted, by photos it has not learned from."""
+    sizes = apart.sizes[:PHOTOS].tolist()
+    photos = [apart.pixels[row, :, :h, :w] for row, (h, w) in enumerate(sizes)]
+    trust = trust_without_labels(model, photos)
+    model.reliability, model.cohort = trust.reliability, trust.cohort
+    _LOG.info(trust.words)
+    return trust
 
 
 def _open_run(
@@ -429,6 +445,6 @@ def _finish(run: Run, done: Pretrained, pictures: Pictures, part: Part) -> None:
         done.model.save_pretrained(run.folder / "model")
         summary: dict[str, Any] = {"steps": done.progress.step, "seconds": done.progress.seconds}
         checked = {"self_check": done.check.to_dict()} if done.check else {}
-        write_json(run.folder / "summary.json", summary | checked)
+        write_json(run.folder / "summary.json", summary | checked | {"probability": done.trust})
     if part.world > 1:
         dist.barrier()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from surefeat.match.points import Matches, match_points
-from surefeat.match.related import PAIR_SIGNS, Agreement, Cells
+from surefeat.match.related import Agreement, Cells
 from surefeat.match.search import prepare
 from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
@@ -118,7 +118,7 @@ def _likeness(model: DenseFeatures, cells0: Cells, cells1: Cells) -> float:
     """Log odds that two parts show the same kind of thing; without a fit, the mean similarity."""
     signs = Agreement(cells0, cells1).signs()
     known = model.reliability if model.cohort is not None else None
-    return float(known.pair.log_odds(signs) if known else signs[PAIR_SIGNS[1]])
+    return float(known.pair.log_odds(signs) if known else signs["excess"])
 
 
 def _closer(model: DenseFeatures, pair: _Candidate, photo1: Tensor) -> _Candidate | None:

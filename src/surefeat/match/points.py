@@ -106,6 +106,8 @@ class Matches:
     the longer side; None where the model has no fitted Reliability."""
     related: float | None = None
     """The probability that both images show the same kind of thing; None as above."""
+    without_labels: bool = False
+    """Both were fitted without labels, when the model was trained (learn.trust)."""
 
     def __len__(self) -> int:
         return len(self.score)
@@ -294,7 +296,9 @@ def _judge(
         return matches
     rows = {name: value for name, value in vars(matches).items() if isinstance(value, Tensor)}
     related, probability = judge(side0, side1, known, rows)
-    return replace(matches, related=related, probability=probability)
+    return replace(
+        matches, related=related, probability=probability, without_labels=known.without_labels
+    )
 
 
 def _leads_back(

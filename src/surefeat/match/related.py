@@ -2,8 +2,10 @@
 
 Both photos are looked at as coarse grids of cells. A cell's best similarity in the other photo says
 little by itself, because sky resembles sky: what counts is by how much it exceeds the best among
-the model's cohort, places of many other photos. Cells weigh by their confidence. Convention: points
-are original pixels.
+the model's cohort, places of many other photos. Cells weigh by the square of their confidence, as
+measurements do by 1 / sigma^2. The pair is judged by the lower layers alone, which are the same
+whatever a head has learned on top of them.
+Convention: points are original pixels.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ the other."""
 REACH = 0.12
 """Standard deviation of the neighbourhoods whose cells support a match, longer sides."""
 
-PAIR_SIGNS = ("excess", "best", "chosen")
+PAIR_SIGNS = ("excess", "chosen")
 
 POINT_SIGNS = (
     "score", "excess0", "excess1", "margin", "round_trip", "confidence0", "confidence1", "support",
@@ -47,11 +49,18 @@ class Cells:
     points: Tensor
     """(n, 2) original pixels."""
     vectors: Tensor
-    """(n, K): inner products are similarities."""
+    """(n, K): inner products are similarities, as in matching."""
+    lower: Tensor
+    """(n, D): the lower layers alone, unit length."""
     confidence: Tensor
     """(n,) 1/sigma."""
     common: Tensor
     """(n,): the highest similarity with the model's cohort."""
+
+    def shares(self, *, weighted: bool = True) -> Tensor:
+        """(n,) that add up to 1: how much each cell counts; unweighted: all the same."""
+        weights = self.confidence.square() if weighted else torch.ones_like(self.confidence)
+        return weights / weights.sum()
 
     @staticmethod
     def of(side: Side) -> Cells:
@@ -59,8 +68,9 @@ class Cells:
         features = side.features
         points = even_grid(features, size=voting_grid(features.frame.network, GRID))
         return Cells(
-            points, side.at(points), features.confidence_at(points), features.common_at(points)
-        )
+            points, side.at(points), features.lower_at(points), features.confidence_at(points),
+            features.common_at(points),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +84,13 @@ class Agreement:
 
     @cached_property
     def similarity(self) -> Tensor:
-        """(n0, n1)."""
+        """(n0, n1), as in matching."""
         return self.cells0.vectors @ self.cells1.vectors.T
+
+    @cached_property
+    def lower(self) -> Tensor:
+        """(n0, n1), by the lower layers."""
+        return self.cells0.lower @ self.cells1.lower.T
 
     @cached_property
     def chosen(self) -> Tensor:
@@ -84,12 +99,10 @@ class Agreement:
 
     def signs(self) -> dict[str, Tensor]:
         """PAIR_SIGNS, one number each; the same with the photos exchanged."""
-        both = []
+        both, mutual = [], chosen(self.lower, TEMPERATURE)
         for cells, axis in ((self.cells0, 1), (self.cells1, 0)):
-            weights = cells.confidence if self.weighted else torch.ones_like(cells.confidence)
-            best = self.similarity.amax(axis)
-            rows = torch.stack([best - cells.common, best, self.chosen.sum(axis)])
-            both.append(rows @ (weights / weights.sum()))
+            rows = torch.stack([self.lower.amax(axis) - cells.common, mutual.sum(axis)])
+            both.append(rows @ cells.shares(weighted=self.weighted))
         return dict(zip(PAIR_SIGNS, torch.stack(both).mean(0), strict=True))
 
     def facing(self) -> Tensor:
@@ -135,9 +148,10 @@ def point_signs(
     """
     points0, points1, score = (matches[name] for name in ("points0", "points1", "score"))
     trip = matches["round_trip"] / max(side0.features.frame.original)
+    lower = (side0.features.lower_at(points0) * side1.features.lower_at(points1)).sum(1)
     values = (
         score,
-        score - side0.features.common_at(points0), score - side1.features.common_at(points1),
+        lower - side0.features.common_at(points0), lower - side1.features.common_at(points1),
         matches["margin"], (trip + _ROUND_TRIP_FLOOR).log(),
         side0.features.confidence_at(points0).log(), side1.features.confidence_at(points1).log(),
         (agreement.support(points0, points1) + 1e-3).log(), agreement.facing().expand_as(score),
@@ -160,9 +174,8 @@ def judge(
 
 
 def pooled_vector(cells: Cells, centre: Tensor, *, weighted: bool = True) -> Tensor:
-    """(K,) unit length: the mean of a photo's cells, by confidence, from the cohort's centre (K,).
+    """(D,) unit length: the mean of a photo's cells, by confidence, from the cohort's centre (D,).
 
     Uncentred, all photos resemble each other: what most have in common dominates the mean.
     """
-    weights = cells.confidence if weighted else torch.ones_like(cells.confidence)
-    return F.normalize(weights @ cells.vectors / weights.sum() - centre, dim=0)
+    return F.normalize(cells.shares(weighted=weighted) @ cells.lower - centre, dim=0)

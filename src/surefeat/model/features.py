@@ -28,7 +28,6 @@ from surefeat.core.image import ImageLike
 
 if TYPE_CHECKING:
     from surefeat.model.network import DenseFeatures
-from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.probability import Cohort, Reliability
 
 Layer = Literal["descriptors", "lower"]
@@ -58,8 +57,8 @@ class Features:
     reliability: Reliability | None = None
     """What the model knows of its own matches; match_points reads it."""
     common: Tensor | None = None
-    """(h, w): each cell's highest similarity with the model's cohort, places of other photos; None:
-    the model has none."""
+    """(h, w): each cell's highest similarity with the model's cohort, places of other photos, by
+    the lower layers alone; None: the model has none."""
 
     @property
     def confidence(self) -> Tensor:
@@ -186,7 +185,7 @@ def compare_with(cohort: Cohort, features: Features) -> Features:
     device = features.descriptors.device
     centres = cell_centres(size=size, stride=features.stride, device=device)
     points = features.frame.to_original(centres)
-    nearest = cohort.nearest(features.at(points), features.lower_at(points), POINT_WEIGHTS)
+    nearest = cohort.nearest(features.lower_at(points))
     return replace(features, common=nearest.reshape(size))
 
 

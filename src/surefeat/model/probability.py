@@ -50,10 +50,11 @@ def mean_predicted_loss(sigma: Tensor) -> Tensor:
 FILE, COHORT = "reliability.json", "cohort.safetensors"
 """Their names beside the weights in a model folder."""
 
-_FORMAT = "surefeat-reliability-3"
+_FORMAT = "surefeat-reliability-4"
 
-_EARLIER = ("surefeat-reliability-1", "surefeat-reliability-2")
-"""They answered another question: whether a match is right, given that both photos are related."""
+_EARLIER = tuple(f"surefeat-reliability-{version}" for version in (1, 2, 3))
+"""Of other questions (1, 2: whether a match is right, given that both photos are related), or of
+signs that were read from other layers (3)."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,8 @@ class Reliability:
     """Where the trust in a new keypoint detector starts from, before its own labels speak."""
     transfer: TransferTrust | None = None
     """Of labels carried from a few photos to others."""
+    without_labels: bool = False
+    """Of a run's own model: moved from the shipped model's by the run's photos (learn.trust)."""
 
     def holds_at(self, network: tuple[int, int]) -> bool:
         """Whether it speaks of inputs of this (height, width): from its least side to its most."""
@@ -231,30 +234,32 @@ class Cohort:
     """Places of many other photos, as one model sees them.
 
     Two photos have always something in common: grass, sky, edges. How similar a place is to the
-    most similar place of the cohort says how little that means.
+    most similar place of the cohort says how little that means. Lower layers are compared alone:
+    where only the head learns they stay as they are, so one cohort serves every head.
     """
 
-    descriptors: Tensor
-    """(M, C), unit length."""
     lower: Tensor
     """(M, D), unit length."""
+    descriptors: Tensor | None = None
+    """(M, C), unit length; None: of a model whose head has learned since from other photos."""
 
-    def nearest(self, descriptors: Tensor, lower: Tensor, weights: Sequence[float]) -> Tensor:
-        """(N, C) and (N, D) -> (N,): the highest similarity, the layers weighed as in matching."""
-        here = [layer.to(descriptors) for layer in (self.descriptors, self.lower)]
-        total = sum(weights)
-        scores = descriptors @ here[0].T * (weights[0] / total)
-        return (scores + lower @ here[1].T * (weights[1] / total)).amax(1)
+    def nearest(self, lower: Tensor) -> Tensor:
+        """(N, D) -> (N,): the highest similarity of the lower layers."""
+        return (lower @ self.lower.to(lower).T).amax(1)
 
-    def centre(self, weights: Sequence[float]) -> Tensor:
+    def centre(self, weights: Sequence[float]) -> Tensor | None:
         """(C + D,): the mean of its places, as vectors whose products are weighed similarities."""
+        if self.descriptors is None:
+            return None
         shares = [(weight / sum(weights)) ** 0.5 for weight in weights]
         both = (self.descriptors * shares[0], self.lower * shares[1])
         return torch.cat(both, dim=1).mean(0)
 
     def save(self, folder: str | Path) -> None:
         """Write cohort.safetensors into a model folder, in half precision."""
-        tensors = {"descriptors": self.descriptors.half(), "lower": self.lower.half()}
+        tensors = {"lower": self.lower.half()}
+        if self.descriptors is not None:
+            tensors["descriptors"] = self.descriptors.half()
         write_bytes(Path(folder) / COHORT, pack_tensors(tensors))
 
     @staticmethod

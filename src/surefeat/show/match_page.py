@@ -33,6 +33,10 @@ DOUBTFUL = 0.5
 """Matches that are less probable than this are drawn thin and dark, and photos that are less
 probably of one kind are said to have nothing in common."""
 
+BACKGROUND = 0.2
+"""Chosen matches that are less probable than this are not drawn until the slider asks for them:
+most are places of the background, which has no counterpart."""
+
 _HINT = (
     "Point at a mark, or tap it, to see its partner. Coloured lines are matches, thin dark ones "
     "are more likely wrong than right, dashed ones do not lead back to where they came from."
@@ -94,6 +98,8 @@ def viewer(
     high = ceil(100 * max(shown, default=1.0)) / 100 if by_score else 100
     limit = len(shown) if all_shown else SHOWN_FIRST
     start = low if len(shown) <= limit else sorted(shown)[-limit]
+    if not (by_score or warns or all_shown):
+        start = max(start, min(100 * BACKGROUND, max(shown, default=0.0)))
     return Viewer(
         verdict=verdict(matches), warns=warns, marks=marks, rows=table,
         photos=tuple(_photo(photo, name) for photo, name in zip(photos, names, strict=True)),
@@ -128,18 +134,26 @@ def ranked(matches: Matches) -> tuple[list[int], list[float]]:
     return order, values.cpu()[order].tolist()
 
 
+def foreground(matches: Matches) -> Matches:
+    """The matches that are drawn at first; all, where none is better or nothing is in common."""
+    if matches.probability is None or is_unrelated(matches):
+        return matches
+    kept = matches.filter(probability=BACKGROUND)
+    return kept if len(kept) else matches
+
+
 def verdict(matches: Matches) -> str:
     """What to make of the matches, in one or two sentences."""
     chance, count = related(matches), len(matches)
+    how = ", fitted without labels" if matches.without_labels else ""
     if is_unrelated(matches):
         return (
             "These two photos seem to have nothing in common (probability that they show the same "
-            f"kind of thing: {percent(chance)}). What was matched is not to be trusted; tick "
+            f"kind of thing: {percent(chance)}{how}). What was matched is not to be trusted; tick "
             "“lines” to see it all the same."
         )
-    start = (
-        "" if chance is None else f"Both seem to show the same kind of thing ({percent(chance)}). "
-    )
+    start = f"Both seem to show the same kind of thing ({percent(chance)}{how}). "
+    start = "" if chance is None else start
     points = "1 point" if count == 1 else f"{count} points"
     if not count:
         return start + "No point of A was found in B."

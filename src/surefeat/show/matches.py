@@ -270,7 +270,8 @@ def match_photos(
         values["regions"] = {name: getattr(best, name).tolist() for name in columns}
     sections.append(_settings(network, model, matches, sides=sides, voting=voting, mutual=mutual))
     drawn, names = BytesIO(), (image0.name, image1.name)
-    match_lines(*photos, matches).savefig(drawn, format="png", dpi=150)
+    lines = matches if points is not None else match_page.foreground(matches)
+    match_lines(*photos, lines).savefig(drawn, format="png", dpi=150)
     # The page draws its figures first, so that what fails there leaves nothing behind.
     page = write_page(
         out / "index.html", " and ".join(names), sections, foot=_FOOT,
