@@ -85,7 +85,7 @@ def test_a_preset_is_taken_however_it_is_spelled_and_a_wrong_one_is_refused(
             main([*start, *words])
         assert end.value.code == 2
     assert len(taken) == 4
-    assert "'small'" in capsys.readouterr().err
+    assert "--preset cannot be 'pap'; choose auto, ours, quick" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("undrawn")
