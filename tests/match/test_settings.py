@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefeat.core.files import to_dict
+from surefeat.core.files import from_dict
 from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import match_dense
 from surefeat.match.points import Matches, match_points, matching_text
@@ -103,4 +103,5 @@ def test_proposals_are_drawn_as_for_the_stored_results() -> None:
     """Whoever changes a default of ProposalConfig measures anew."""
     results = Path(__file__).parents[2] / "results"
     stored = json.loads((results / "pf-willow" / "pf-willow-test-ours@320.json").read_text())
-    assert to_dict(ProposalConfig()) == stored["config"]["protocol"]["proposals"]
+    used = from_dict(ProposalConfig, stored["config"]["protocol"]["proposals"])
+    assert used == ProposalConfig()
