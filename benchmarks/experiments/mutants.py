@@ -282,6 +282,9 @@ class TestsOfLines:
     def _text(self, file: str) -> str:
         return (self.tree / "src" / "surefeat" / file).read_text()
 
+    def _test_text(self, test: str) -> str:
+        return self.texts[self.tree / test.split("::")[0]]
+
     def _naming(self, fault: Fault) -> set[str]:
         """Test files that name what the fault changes."""
         names = self._names(fault)
@@ -299,6 +302,8 @@ class TestsOfLines:
                     body = range(node.body[0].lineno, (node.end_lineno or 0) + 1)
                     tests |= {test for n in body for test in lines.get(n, ())}
             made = self._names(fault) - set(fault.where.split("."))
+            tests |= {test for test in self.seconds
+                      if any(name in self._test_text(test) for name in made)}  # fmt: skip
         else:
             files = self._naming(fault)
             tests |= {test for test in self.seconds if test.split("::")[0] in files}

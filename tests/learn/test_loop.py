@@ -75,6 +75,17 @@ def test_the_gradient_is_clipped_and_the_rates_are_multiplied() -> None:
     torch.testing.assert_close(weights[1].data, -0.1 * step)
 
 
+def test_sgd_has_a_momentum_of_nine_tenths() -> None:
+    """Down an even slope the second step is the first one's length and nine tenths of it more."""
+    weight = nn.Parameter(torch.zeros(1))
+    optimiser = make_optimiser("sgd", [([weight], 0.1)], weight_decay=0.0)
+    places = []
+    for _ in range(2):
+        descend(optimiser, weight.sum(), factor=1.0, clip=0.0)
+        places.append(weight.item())
+    assert places == pytest.approx([-0.1, -0.1 - 0.19])
+
+
 @pytest.mark.parametrize(("compile_", "on_cuda"), [("auto", True), ("on", True), ("off", False)])
 def test_what_runs_on_the_cpu_is_compiled_only_on_demand(compile_: Any, on_cuda: bool) -> None:
     """Also on a machine that has a GPU."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from surefeat.core.files import from_dict
 from surefeat.match.config import ProposalConfig
 from surefeat.match.dense import match_dense
 from surefeat.match.points import Matches, match_points, matching_text
@@ -94,3 +97,11 @@ def test_poses_lean_by_20_degrees_and_are_a_fifth_smaller_or_a_quarter_larger() 
             seen.append((round(angle), round(scale, 3)))
         assert seen[0] == (0, 1.0)
         assert sorted(seen) == sorted((a, s) for a in (-20, 0, 20) for s in (0.8, 1.0, 1.25))
+
+
+def test_proposals_are_drawn_as_for_the_stored_results() -> None:
+    """Whoever changes a default of ProposalConfig measures anew."""
+    results = Path(__file__).parents[2] / "results"
+    stored = json.loads((results / "pf-willow" / "pf-willow-test-ours@320.json").read_text())
+    used = from_dict(ProposalConfig, stored["config"]["protocol"]["proposals"])
+    assert used == ProposalConfig()
