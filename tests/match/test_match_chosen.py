@@ -159,7 +159,7 @@ def test_a_reliability_of_another_matching_is_refused() -> None:
 
 def test_a_damaged_reliability_file_is_refused_and_a_missing_one_is_none(tmp_path: Path) -> None:
     assert Reliability.load(tmp_path) is None
-    for text in ("{", "[]", '{"format": "surefeat-reliability-3", "pair": [1]}', '{"a": 1}'):
+    for text in ("{", "[]", '{"format": "surefeat-reliability-4", "pair": [1]}', '{"a": 1}'):
         (tmp_path / "reliability.json").write_text(text)
         with pytest.raises(ValueError, match="fit it again"):
             Reliability.load(tmp_path)
