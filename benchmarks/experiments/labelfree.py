@@ -155,7 +155,7 @@ def main() -> None:
     }
     write_json(args.out, {
         "row": "Matches.related and Matches.probability of a run's model, without labels",
-        "benchmark": "pf-pascal, birds", "metrics": metrics,
+        "benchmark": "pf-pascal, birds", "split": ", ".join(metrics), "metrics": metrics,
         "config": {"lists": args.lists, "scale": args.scale, "photos": len(photos),
                    "words": trust.words},
         "weights_sha256": digest, **about,
