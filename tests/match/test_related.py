@@ -170,4 +170,4 @@ def test_match_says_in_words_whether_the_photos_are_related(
     assert "without labels" not in said
     unlabelled = _verdict(replace(matches, without_labels=True))
     assert (", fitted without labels);" in unlabelled) == (related is not None)
-    assert "1 of which do not lead back" in said
+    assert "1 of which does not lead back" in said
