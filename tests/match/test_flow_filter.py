@@ -85,33 +85,6 @@ def test_the_compiled_solution_is_that_of_a_dense_solve() -> None:
         np.testing.assert_allclose(solve(mask, right, down, targets), wanted, atol=1e-6)
 
 
-def test_elimination_row_by_row_is_that_of_a_dense_solve() -> None:
-    generator = np.random.default_rng(1)
-    # The last is wide enough to be halved twice.
-    for height, width in ((19, 30), (1, 5), (5, 1), (2, 2), (1, 1), (4, 67)):
-        right, down = (
-            20 * 10 ** (-6 * generator.random(size))
-            for size in ((2, height, width - 1), (2, height - 1, width))
-        )
-        mask = (generator.random((2, height, width)) < 0.3).astype(float)
-        mask[:, 0, 0] = 1
-        targets = 50 * generator.standard_normal((2, 3, height, width)) * mask[:, None]
-        given = (torch.from_numpy(part) for part in (mask, right, down, targets))
-        solved = static_dynamic.solve_rows(*given).numpy()
-        for n in range(2):
-            wanted = dense_solution(mask[n], right[n], down[n], targets[n])
-            np.testing.assert_allclose(solved[n], wanted, atol=1e-6)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_many_fields_on_a_gpu_are_filtered_as_on_a_cpu() -> None:
-    cases = [realistic_case(40, 70, seed=s) for s in range(static_dynamic.MANY)]
-    batch = [torch.stack(part) for part in zip(*cases, strict=True)]
-    there = static_dynamic.sd_filter(*(part.cuda() for part in batch))
-    assert there.is_cuda
-    torch.testing.assert_close(there.cpu(), static_dynamic.sd_filter(*batch), atol=1e-3, rtol=1e-4)
-
-
 def dense_solution(
     mask: np.ndarray, right: np.ndarray, down: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The static/dynamic filter (Ham, Cho, Ponce 2015): fill and smooth a field along an image's edges.
 
-Solved directly, never iteratively: the weights span ten decades. One field is sparse work for the
-CPU, wherever it lies, by `grid_solver`, which needs numba, or four times slower by scipy
-(`pip install 'surefeat[proposals]'` brings numba); many fields on a GPU are eliminated there.
+Solved directly, never iteratively: the weights span ten decades. It is sparse work for the CPU,
+wherever the field lies, by `grid_solver`, which needs numba, or four times slower by scipy
+(`pip install 'surefeat[proposals]'` brings numba).
 """
 
 from __future__ import annotations
@@ -39,12 +39,6 @@ class SDSettings:
 
 DEFAULTS = SDSettings()
 
-MANY = 8
-"""So many fields at once are solved on the GPU they lie on; fewer are sooner done by the CPU."""
-
-# Systems that a GPU eliminates together, at most, and pixels below which blocks are not halved.
-_TOGETHER, _SMALL = 128, 32
-
 
 def sd_filter(values: Tensor, mask: Tensor, guidance: Tensor) -> Tensor:
     """Values (B, C, H, W), mask (B, H, W) bool, guidance (B, 3, H, W) uint8 RGB -> (B, C, H, W).
@@ -58,8 +52,6 @@ def sd_filter(values: Tensor, mask: Tensor, guidance: Tensor) -> Tensor:
             f"values {tuple(values.shape)}, mask {tuple(mask.shape)} and guidance"
             f" {tuple(guidance.shape)} differ in batch or size; resize the guidance to the field"
         )
-    if values.is_cuda and len(values) >= MANY:
-        return _filter(values, mask, guidance, threads=1)
     # Torch's own threads, which spin between operations, rest while the solver's work.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -133,11 +125,6 @@ def _kernels(right: Tensor, down: Tensor, decay: float) -> tuple[Tensor, Tensor]
 
 def _solve(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor, threads: int) -> Tensor:
     """B systems with T right-hand sides each, (B, T, H, W), all float64."""
-    if mask.is_cuda:
-        free = torch.cuda.mem_get_info(mask.device)[0]
-        count = max(1, min(_TOGETHER, free // (3 * 8 * mask[0].numel() * mask.shape[-1])))
-        parts = zip(*(torch.split(t, count) for t in (mask, right, down, targets)), strict=True)
-        return torch.cat([solve_rows(*part) for part in parts])
     systems = zip(*(t.numpy() for t in (mask, right, down, targets)), strict=True)
     try:
         from surefeat.match.grid_solver import solve
@@ -175,47 +162,3 @@ def solve_banded(mask: Floats, right: Floats, down: Floats, targets: Floats) -> 
     sides = targets.reshape(len(targets), -1).T
     solved = solveh_banded(bands.reshape(width + 1, -1), sides, lower=True, overwrite_ab=True)
     return np.ascontiguousarray(solved.T).reshape(targets.shape)
-
-
-def solve_rows(mask: Tensor, right: Tensor, down: Tensor, targets: Tensor) -> Tensor:
-    """What grid_solver.solve gives, of B systems at once and wherever they lie: (B, T, H, W).
-
-    Row by row of the image: a row's block is dense once those above it are eliminated, and rows
-    are joined pixel by pixel, so each costs one inverse. 90 MB a system at 224 x 224, float64.
-    """
-    diagonal = mask.clone()
-    diagonal[..., :-1] += right
-    diagonal[..., 1:] += right
-    diagonal[:, :-1] += down
-    diagonal[:, 1:] += down
-    height = mask.shape[1]
-    sides = targets.permute(2, 0, 3, 1).clone()  # (H, B, W, T)
-    inverses: list[Tensor] = []
-    for y in range(height):
-        block = torch.diag_embed(diagonal[:, y])
-        block -= torch.diag_embed(right[:, y], 1) + torch.diag_embed(right[:, y], -1)
-        if y:
-            joined = down[:, y - 1, :, None]
-            block -= joined * inverses[-1] * joined.transpose(1, 2)
-            sides[y] += joined * (inverses[-1] @ sides[y - 1])
-        inverses.append(_inverse(block))
-    solved = [inverses[-1] @ sides[-1]]
-    for y in range(height - 2, -1, -1):
-        solved.append(inverses[y] @ (sides[y] + down[:, y, :, None] * solved[-1]))
-    return torch.stack(solved[::-1]).permute(1, 3, 0, 2)
-
-
-def _inverse(blocks: Tensor) -> Tensor:
-    """Of symmetric positive blocks (B, n, n), by halves: all but the smallest are products."""
-    size = blocks.shape[-1]
-    if size <= _SMALL:
-        # Not `inv`, which waits for the device to ask whether it worked.
-        inverse: Tensor = torch.linalg.inv_ex(blocks)[0]
-        return inverse
-    half = size // 2
-    first = _inverse(blocks[:, :half, :half])
-    across = first @ blocks[:, :half, half:]
-    last = _inverse(blocks[:, half:, half:] - blocks[:, half:, :half] @ across)
-    corner = -across @ last
-    top = torch.cat([first - corner @ across.transpose(1, 2), corner], dim=2)
-    return torch.cat([top, torch.cat([corner.transpose(1, 2), last], dim=2)], dim=1)
