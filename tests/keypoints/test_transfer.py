@@ -257,7 +257,8 @@ def test_labels_land_on_the_same_thing_and_not_on_another(
     assert transferred.empty() == ("c.png",)
     assert moved.box_score is not None
     assert other.box_score is not None
-    assert moved.box_score > 0.8 > 0.5 > other.box_score  # a cat's face is a face of a kind
+    # A cat's face is a face of a kind: its box is less sure, and not kept without a keypoint.
+    assert moved.box_score > 0.8 > 0.6 > other.box_score
     assert [item.name for item in transferred.found().objects] == ["a.png", "b.png"]
     # Whatever is called sure is among what is kept.
     assert {item.name for item in transferred.found(least=0.9).objects} <= {"a.png", "b.png"}
