@@ -20,7 +20,7 @@ test: setup
 
 mutants: setup
 	$(BIN)/pip install --quiet coverage
-	$(BIN)/python benchmarks/experiments/mutants.py --survivors
+	$(BIN)/python benchmarks/experiments/mutants.py --survivors --processes $$(nproc)
 
 lint: setup
 	$(BIN)/ruff check .
