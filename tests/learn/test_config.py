@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from surefeat.core.files import from_dict, to_dict
+from surefeat.core.files import by_flag, from_dict, to_dict
 from surefeat.learn.config import (
     Config,
     LossConfig,
@@ -18,6 +19,9 @@ from surefeat.learn.config import (
     preset,
     refuse_preset,
 )
+from surefeat.model.config import model_folder
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 def test_the_paper_preset_has_the_printed_numbers() -> None:
@@ -49,6 +53,20 @@ def test_the_default_is_ours() -> None:
     assert preset("ours") == Config()
     assert preset("ours").loss.sigma_warmup > 0
     assert preset("small").model.trunk == "small"
+
+
+def test_the_default_recipe_is_the_one_that_the_shipped_model_was_trained_by() -> None:
+    """Whoever changes a default trains anew, and stores the run. What its machine, its first
+    weights and its files decide may differ."""
+    run = json.loads((RESULTS / "studies" / "training_ours.json").read_text())
+    about = json.loads((model_folder("resnet50") / "model.json").read_text())
+    assert run["weights_sha256"]["ours"] == about["sha256"]
+    trained, default = (by_flag(c) for c in (from_dict(Config, run["config"]["ours"]), Config()))
+    of_the_machine = {
+        "model.stride-in-1x1", "train.compile", "train.check-every", "train.checkpoint-every",
+        "data.held-out",
+    }  # fmt: skip
+    assert {flag for flag in default if trained[flag] != default[flag]} <= of_the_machine
 
 
 @pytest.mark.parametrize("name", ["ours", "one-way", "paper", "small"])

@@ -252,6 +252,25 @@ def test_an_image_whose_points_coincide_takes_nothing_from_the_others(
     assert own.tolist() == [13 * anchor for anchor in range(12)]
 
 
+@pytest.mark.parametrize(("together", "learned"), [(3, 3), (4, 1)])
+def test_up_to_three_matches_of_an_anchor_are_learned_from_and_of_more_its_own(
+    together: int, learned: int
+) -> None:
+    """Points that happen to lie side by side match each other; a crowd says nothing of a place."""
+    config = LossConfig(kind="plain", negatives=3, ignore_radius=20.0)
+    batch = _random_batch(6)
+    groups = torch.arange(12) // together
+    batch[4] = torch.stack([100.0 * groups, 0 * groups], dim=-1).expand(2, -1, -1).contiguous()
+    inner = torch.bmm(batch[0], batch[1].transpose(1, 2))
+    mined = mine(inner, batch[2], batch[3], batch[4], torch.ones(2, dtype=torch.bool), config)
+    shares = mined.near_share[mined.near_share > 0]
+    assert len(shares) == 2 * 12 * learned
+    assert shares.tolist() == pytest.approx([1 / (12 * learned)] * len(shares))
+    if learned == together:
+        fast = pair_loss(*batch, config).total.item()
+        assert fast == pytest.approx(_slow_pair_loss(batch, config), rel=1e-5)
+
+
 @pytest.mark.parametrize("match", [True, False])
 def test_equal_descriptors_have_a_finite_gradient_under_the_contrastive_loss(match: bool) -> None:
     """Their distance is 0, where a root's slope is infinite."""

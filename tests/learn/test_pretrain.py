@@ -232,6 +232,15 @@ def test_the_seed_decides_the_first_weights_and_what_is_held_out(
     assert seeds == [3, 3, 4]
     assert same_bits(weights(tmp_path / "first"), weights(tmp_path / "again"))
     assert not same_bits(weights(tmp_path / "first"), weights(tmp_path / "other"))
+    held_out = [
+        json.loads((tmp_path / name / "images.json").read_text())["held_out_names"]
+        for name in ("first", "again", "other")
+    ]
+    assert held_out[0] == held_out[1]
+    for names, seed in zip(held_out[1:], (3, 4), strict=True):
+        apart = split(find_images(source), held_out=2, seed=seed)[1]
+        assert sorted(names) == sorted(item.name for item in apart)
+    assert set(held_out[0]) != set(held_out[2])
     drawn = [split(items(20), held_out=4, seed=seed)[1] for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
 
