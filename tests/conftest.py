@@ -23,6 +23,26 @@ with contextlib.suppress(ImportError):
     settings.load_profile("surefeat")
 
 
+# Files that take longest come first: with pytest-xdist the one that is begun last decides when all
+# are done, and by itself it begins with those of most tests.
+LONG = (
+    "cli/test_main.py", "test_commands_in_pages.py", "cli/test_every_command.py",
+    "demo/test_app.py", "index/test_ray_engine.py", "test_export.py", "learn/test_resume.py",
+    "boxes/test_drawn.py", "keypoints/test_keypoint_detector.py", "learn/test_learning.py",
+    "test_notebook.py", "match/test_match_rendered.py", "demo/test_board.py",
+    "demo/test_parts.py", "demo/test_folder.py", "model/test_backbone.py", "index/test_find.py",
+    "keypoints/test_transfer.py", "learn/test_start.py", "cli/test_keypoint_cli.py",
+    "peers/test_proposal_flow.py", "measure/test_evaluate.py", "show/test_report.py",
+    "peers/test_landmarks.py", "show/test_match_page.py", "measure/test_rows.py",
+    "boxes/test_learned.py", "peers/test_scnet.py", "data/test_pascal3d.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    turn = {Path(__file__).parent / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: turn.get(item.path, len(LONG)))
+
+
 def pytest_configure() -> None:
     """pytest-xdist runs one worker per core, so each worker keeps to one thread.
 

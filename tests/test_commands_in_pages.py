@@ -26,6 +26,7 @@ from surefeat.cli import main as cli
 from surefeat.cli.main import _commands, main
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import read_coco, write_coco, write_keypoints
+from surefeat.exporting import Exported
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures
 
@@ -280,6 +281,13 @@ def ask_and_stop(page: Any) -> None:
     raise KeyboardInterrupt
 
 
+def export_detector_of_a_page(detector: KeypointDetector, path: Path) -> Exported:
+    """In the place of seconds of torch.onnx: tests/cli/test_keypoint_cli.py runs the command."""
+    assert detector.categories
+    path.write_bytes(b"onnx")
+    return Exported(path, "onnx", 4, 0.0)
+
+
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_s_commands_run_in_their_order_without_network(
@@ -298,6 +306,7 @@ def test_a_page_s_commands_run_in_their_order_without_network(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(socket.socket, "connect", only_this_machine)
     monkeypatch.setattr(cli, "_report", lambda folder: None)  # drawing takes most of the time
+    monkeypatch.setattr("surefeat.exporting.export_detector", export_detector_of_a_page)
     monkeypatch.setattr("surefeat.show.page._DPI", 40)
     quick = partial(replace, sets.QUICK)  # --fit has no options for the detector's size
     monkeypatch.setattr("surefeat.keypoints.config.KeypointConfig", quick)

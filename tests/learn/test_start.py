@@ -86,6 +86,7 @@ def test_steps_follow_the_number_of_photos(photos: int, steps: int) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_tells_what_it_was_like_before(tmp_path: Path) -> None:
     """The check of the initial model, matches across photos, and staying in place beside it."""
     done = pretrain(

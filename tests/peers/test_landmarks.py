@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from surefeat.data.decode import Canvas
-from surefeat.data.drawn import draw_many
+from surefeat.data.drawn import draw
 from surefeat.learn.config import WarpConfig
 from surefeat.learn.runs import Run
 from surefeat.peers.fitting import FitConfig, load_peer
@@ -47,8 +48,8 @@ TEN = replace(
 
 def crops(count: int = 24, *, size: int = 64) -> Canvas:
     """Drawn things of one category."""
-    drawn = [one.image for one in draw_many(8 * count, size=size, seed=0) if one.category == 0]
-    pixels = torch.stack(drawn[:count])
+    drawn = [draw(0, size=size, generator=np.random.default_rng([0, n])) for n in range(count)]
+    pixels = torch.stack([one.image for one in drawn])
     sizes = torch.full((len(pixels), 2), size, dtype=torch.int32)
     return Canvas(pixels, sizes, tuple(f"{n}.png" for n in range(len(pixels))), ())
 
