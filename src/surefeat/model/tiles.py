@@ -118,13 +118,16 @@ class _Stitch:
         self.size, self.overlap = size, overlap
         self.maps: dict[str, Tensor] = {}
         self.weights: dict[str, Tensor] = {}
+        self.last = 0
 
     def add(self, features: Features, place: tuple[int, int]) -> None:
         """A tile whose first cell lies at (row, column)."""
         maps = {"descriptors": features.descriptors, "lower": features.lower,
                 "uncertainty": features.uncertainty[None]}  # fmt: skip
-        if features.common is not None:
-            maps["common"] = features.common[None]
+        for kind in ("common", "common_kind"):
+            if (known := getattr(features, kind)) is not None:
+                maps[kind] = known[None]
+                self.last = features.last
         for name, values in maps.items():
             # A lower layer may be finer than the descriptors.
             finer = values.shape[-1] // features.descriptors.shape[-1]
@@ -159,10 +162,12 @@ class _Stitch:
                     length += values.float().square().sum(0)
                 for values in torch.split(maps, 256):
                     values /= length.sqrt().clamp_min(1e-6)
-        common = self.maps.get("common")
+        common = {
+            name: self.maps[name][0] for name in ("common", "common_kind") if name in self.maps
+        }
         return Features(
             self.maps["descriptors"], self.maps["uncertainty"][0], self.maps["lower"],
-            Frame(self.size, self.size), 1, common=None if common is None else common[0],
+            Frame(self.size, self.size), 1, **common, last=self.last,
         )  # fmt: skip
 
 
@@ -241,6 +246,7 @@ def window(
         frame=Frame((box[3] - box[1] + 1, box[2] - box[0] + 1), network),
         reliability=reliability if holds else None,
         common=None if features.common is None else features.common[cut[1:]],
+        common_kind=None if features.common_kind is None else features.common_kind[cut[1:]],
     )
     return Window(seen, box, first)
 
