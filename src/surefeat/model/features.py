@@ -180,12 +180,14 @@ class Features:
             known = about.get("reliability") if "last" in about else None
             reliability = None if known is None else from_dict(Reliability, known)
             rest = (frame, about["stride"], about["name"], reliability)
-            maps = {
-                name: stored[name].float()
-                for name in ("common", "common_kind") if name in stored and "last" in about
-            }  # fmt: skip
-            last = about.get("last", 0)
-            return Features(descriptors, uncertainty, lower, *rest, **maps, last=last)
+            common, kind = (
+                stored[name].float() if name in stored and "last" in about else None
+                for name in ("common", "common_kind")
+            )
+            return Features(
+                descriptors, uncertainty, lower, *rest, common=common, common_kind=kind,
+                last=about.get("last", 0),
+            )  # fmt: skip
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             fix = "write it anew with Features.save"
             raise ValueError(f"{path} holds no whole features ({error!r}); {fix}") from error

@@ -124,10 +124,9 @@ class _Stitch:
         """A tile whose first cell lies at (row, column)."""
         maps = {"descriptors": features.descriptors, "lower": features.lower,
                 "uncertainty": features.uncertainty[None]}  # fmt: skip
-        for kind in ("common", "common_kind"):
-            if (known := getattr(features, kind)) is not None:
-                maps[kind] = known[None]
-                self.last = features.last
+        if features.common is not None and features.common_kind is not None:
+            maps |= {"common": features.common[None], "common_kind": features.common_kind[None]}
+            self.last = features.last
         for name, values in maps.items():
             # A lower layer may be finer than the descriptors.
             finer = values.shape[-1] // features.descriptors.shape[-1]
@@ -162,12 +161,12 @@ class _Stitch:
                     length += values.float().square().sum(0)
                 for values in torch.split(maps, 256):
                     values /= length.sqrt().clamp_min(1e-6)
-        common = {
-            name: self.maps[name][0] for name in ("common", "common_kind") if name in self.maps
-        }
+        common, kind = (
+            self.maps[name][0] if name in self.maps else None for name in ("common", "common_kind")
+        )
         return Features(
             self.maps["descriptors"], self.maps["uncertainty"][0], self.maps["lower"],
-            Frame(self.size, self.size), 1, **common, last=self.last,
+            Frame(self.size, self.size), 1, common=common, common_kind=kind, last=self.last,
         )  # fmt: skip
 
 
