@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.core.files import pack_tensors, read_tensors, write_bytes
-from surefeat.core.geometry import Frame
+from surefeat.core.geometry import Frame, cell_centres
 from surefeat.core.image import prepare as prepare_image
 from surefeat.data.sources import find_images
 from surefeat.match.search import Side, prepare
@@ -115,13 +115,11 @@ class Seen:
     def common_by_photo(self, features: Features) -> Tensor:
         """(COHORT_PHOTOS, h, w): as `common_kind`, with each photo of the cohort alone."""
         assert self.cohort is not None
-        size, cells = tuple(features.uncertainty.shape), COHORT_CELLS
-        parts = [
-            replace(self.cohort, lower=part, descriptors=None)
-            for part in self.cohort.lower.split(cells)
-        ]
-        maps = [compare_with(part, features).common_kind for part in parts]
-        return torch.stack([one for one in maps if one is not None]).reshape(-1, *size)
+        height, width = features.uncertainty.shape
+        centres = cell_centres(size=(height, width), stride=features.stride)
+        kinds = features.kind_at(features.frame.to_original(centres))
+        alike = kinds @ self.cohort.kinds.to(kinds).T
+        return alike.unflatten(1, (-1, COHORT_CELLS)).amax(2).T.reshape(-1, height, width)
 
 
 def cohort_photos(data: Path, leave_out: set[str], *, seed: int) -> list[Photo]:
