@@ -2,10 +2,10 @@
 
     python benchmarks/experiments/unlike.py --out results/studies/unlike.json
 
-Photos of scikit-image, matplotlib and gradio that need no download. Nothing was fitted on them; they
-were looked at beside the development pairs that signs were chosen on. Some show a thing, some nothing that has a name (textures, micrographs, discs). Pairs of which
-nobody could say whether they are of one kind (a moon and a retina, two men of whom one is far off)
-are written down but not counted.
+Photos of scikit-image, matplotlib and gradio that need no download. None was fitted on; they
+were seen beside the development pairs by which the signs were chosen. Some show a thing, some
+nothing that has a name (textures, micrographs, discs). Pairs of which nobody could say whether they
+are of one kind (a moon and a retina, two men of whom one is far off) are written down, not counted.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ SAME = (
 
 UNCLEAR = (
     {"camera", "astronaut", "grace_hopper", "groot"}, {"groot", "cheetah1", "cheetah2"},
-    {"chelsea", "cheetah", "cheetah1", "cheetah2"}, {"page", "text"}, {"rocket", "tower"}, {"coins", "page"},
-    {"cell", "clock_motion", "moon", "retina", "color"}, {"cell", "ihc"}, {"moon", "gravel"},
+    {"chelsea", "cheetah", "cheetah1", "cheetah2"}, {"page", "text"}, {"rocket", "tower"},
+    {"coins", "page"}, {"cell", "clock_motion", "moon", "retina", "color"}, {"cell", "ihc"},
+    {"moon", "gravel"},
     {"grass", "gravel", "brick", "ihc"},
 )  # fmt: skip
 
