@@ -134,7 +134,7 @@ def main() -> None:
     assert isinstance(trust.reliability, Reliability), trust.words
     seen = Seen(model, Layers(model, args.keep, known.sides[0]))
     seen.cohort = cohort
-    centre = cohort.lower.mean(0).to(model.device)
+    centre = cohort.kinds.mean(0).to(model.device)
     cases = all_cases(args.data, names=args.lists, scale=args.scale)
     folder = args.keep / f"tables-{digest[:12]}-own-{args.scale}"
     tables = {

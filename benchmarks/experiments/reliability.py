@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from reliability_cases import FITTED, SIZES, Case, all_cases
+from reliability_cases import FITTED, SIZES, WHOLE, Case, Photo, all_cases, whole_cases
 from reliability_seen import (
     COHORT_CELLS,
     COHORT_PHOTOS,
@@ -49,7 +49,6 @@ from surefeat.match.related import (
 from surefeat.match.search import even_grid
 from surefeat.match.votes import Voting, voting_grid
 from surefeat.model.config import POINT_WEIGHTS, WEIGHTS, model_folder
-from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import Logistic, Reliability, fit_logistic
 
@@ -59,6 +58,18 @@ SAY = {"pf-pascal": 1.5, "birds": 1.0}
 """How much a set counts in the fit of points: that of birds alone has parts that the other photo
 hides, so that each alone is too low on one and too high on the other; on development pairs this
 balances the two."""
+
+PAIRS_SAY = {"pf-pascal": 1.0, "birds": 1.0, "voc": 0.25}
+"""How much a set counts in the fit of pairs: whole photos of VOC are harder than what users compare
+on purpose, so that with them as much as the others all pairs of these look less sure than they are.
+"""
+
+STRANGE = (
+    {"bus", "cow", "bicycle", "chair", "person"}, {"train", "horse", "boat", "diningtable",
+    "tvmonitor"}, {"car", "sheep", "aeroplane", "bottle", "sofa", "dog"},
+    {"cat", "motorbike", "pottedplant", "bird"},
+)  # fmt: skip
+"""Classes that are left out together, to see what a fit says of kinds that it never saw."""
 
 CHECKED = ("pf-pascal test", "pf-willow", "birds")
 """Lists that were not fitted on, on which whole pairs are matched too."""
@@ -79,10 +90,15 @@ class Table:
     """(P,) same, near, far, nothing."""
     photos: tuple[tuple[str, str], ...]
     """(P,) their names."""
+    shows: tuple[frozenset[str], ...]
+    """(P,) what the two are photos of."""
     pair: Signs
     """PAIR_SIGNS and pooled, (P,) each, cells weighed by confidence."""
     plain: Signs
     """The same, all cells weighing the same."""
+    strange: Signs
+    """As `pair`, compared with a cohort of no photo that shows what either is a photo of."""
+    plain_strange: Signs
     case: Tensor
     """(N,) of every point, its pair."""
     right: Tensor
@@ -97,18 +113,66 @@ def on_cpu(signs: Signs) -> Signs:
     return {name: values.cpu() for name, values in signs.items()}
 
 
-def lower_cells(features: Features) -> Cells:
-    """Cells that know the lower layers alone, for whoever asks about the pair only."""
-    points = even_grid(features, size=voting_grid(features.frame.network, GRID))
-    lower = features.lower_at(points)
-    none = lower.new_zeros(len(points), 0)
-    return Cells(points, none, lower, features.confidence_at(points), features.common_at(points))
+class Known:
+    """The cells of photos by name, which know what pairs are judged by, and no more."""
+
+    def __init__(self, seen: Seen, cases: Sequence[Case]) -> None:
+        self.seen, self.cells, self.common = seen, {}, {}
+        shows: dict[str, set[frozenset[str]]] = {}
+        for case in cases:
+            for photo in (case.photo0, case.photo1):
+                shows.setdefault(photo.name, set()).add(shown_in(case))
+        for photo in (photo for case in cases for photo in (case.photo0, case.photo1)):
+            if photo.name not in self.cells:
+                self._look(photo, shows[photo.name])
+
+    def _look(self, photo: Photo, without: set[frozenset[str]]) -> None:
+        features = self.seen.features(photo)
+        points = even_grid(features, size=voting_grid(features.frame.network, GRID))
+        kind = features.kind_at(points)
+        none, confidence = kind.new_zeros(len(points), 0), features.confidence_at(points)
+        common = features.common_kind_at(points)
+        self.cells[photo.name] = Cells(points, none, kind, confidence, common)
+        alone = self.seen.common_by_photo(features)
+        for shows in without:
+            kept = [not kinds & shows for kinds in self.seen.cohort_kinds]
+            fewer = replace(features, common_kind=alone[torch.tensor(kept)].amax(0))
+            self.common[photo.name, shows] = fewer.common_kind_at(points)
+
+    def pair(self, case: Case) -> tuple[Cells, Cells]:
+        return self.cells[case.photo0.name], self.cells[case.photo1.name]
+
+    def strange(self, case: Case) -> tuple[Cells, Cells]:
+        """Compared with a cohort of no photo that shows what either is a photo of."""
+        names, shows = (case.photo0.name, case.photo1.name), shown_in(case)
+        one, other = (replace(self.cells[n], common=self.common[n, shows]) for n in names)
+        return one, other
+
+
+def shown_in(case: Case) -> frozenset[str]:
+    return frozenset({case.photo0.kind, case.photo1.kind}) - {""}
 
 
 def pair_row(cells: tuple[Cells, Cells], centre: Tensor, *, weighted: bool) -> Signs:
     pooled = [pooled_vector(one, centre, weighted=weighted) for one in cells]
     signs = Agreement(*cells, weighted).signs()
     return on_cpu(signs | {"pooled": pooled[0] @ pooled[1]})
+
+
+def pair_rows(cases: Sequence[Case], seen: Seen, centre: Tensor) -> dict[str, Signs]:
+    """Of every pair all that Table has."""
+    known, rows = Known(seen, cases), []
+    for case in cases:
+        given = {"pair": known.pair(case), "strange": known.strange(case)}
+        plain = {"plain": given["pair"], "plain_strange": given["strange"]}
+        rows.append(
+            {name: pair_row(cells, centre, weighted=True) for name, cells in given.items()}
+            | {name: pair_row(cells, centre, weighted=False) for name, cells in plain.items()}
+        )
+    return {
+        name: {sign: torch.stack([row[name][sign] for row in rows]) for sign in signs}
+        for name, signs in rows[0].items()
+    }
 
 
 def asked(cases: Sequence[Case]) -> list[bool]:
@@ -119,19 +183,14 @@ def asked(cases: Sequence[Case]) -> list[bool]:
 @torch.no_grad()
 def tabulate(cases: Sequence[Case], seen: Seen, centre: Tensor, *, points: bool = True) -> Table:
     """Match every case's points, and collect all signs; without points, of the pairs alone."""
-    pairs: list[Signs] = []
-    plains: list[Signs] = []
     rows: list[Signs] = []
     right, number = [torch.zeros(0, dtype=torch.bool)], [torch.zeros(0, dtype=torch.long)]
-    chosen = [points and one for one in asked(cases)]
-    known: dict[str, Cells] = {}
+    chosen = [
+        points and one and len(case.points0) > 0
+        for case, one in zip(cases, asked(cases), strict=True)
+    ]
+    pairs = pair_rows(cases, seen, centre)
     for index, case in enumerate(tqdm(cases, desc="matching", mininterval=30)):
-        for photo in (case.photo0, case.photo1):
-            if photo.name not in known:
-                known[photo.name] = lower_cells(seen.features(photo))
-        cells = known[case.photo0.name], known[case.photo1.name]
-        pairs.append(pair_row(cells, centre, weighted=True))
-        plains.append(pair_row(cells, centre, weighted=False))
         if not chosen[index]:
             continue
         side0, side1 = seen.side_of(case.photo0), seen.side_of(case.photo1)
@@ -146,10 +205,10 @@ def tabulate(cases: Sequence[Case], seen: Seen, centre: Tensor, *, points: bool 
     return Table(
         torch.tensor([case.related for case in cases]), tuple(case.kind for case in cases),
         tuple((case.photo0.name, case.photo1.name) for case in cases),
-        {k: torch.stack([row[k] for row in pairs]) for k in pairs[0]},
-        {k: torch.stack([row[k] for row in plains]) for k in plains[0]},
-        torch.cat(number), torch.cat(right), what,
-        {k: torch.cat([row[k] for row in rows]) if rows else torch.zeros(0) for k in POINT_SIGNS},
+        tuple(shown_in(case) for case in cases), **pairs,
+        case=torch.cat(number), right=torch.cat(right), what=what,
+        point={k: torch.cat([row[k] for row in rows]) if rows else torch.zeros(0)
+               for k in POINT_SIGNS},
     )  # fmt: skip
 
 
@@ -169,13 +228,22 @@ def joined(tables: Sequence[Table], field: str) -> Signs:
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
-def fit_pair(tables: Sequence[Table], signs: Sequence[str], field: str, words: str) -> Logistic:
-    """Of PAIR_SIGNS or the pooled one; related and unrelated pairs, and lists, count the same."""
+def fit_pair(
+    tables: Sequence[Table], signs: Sequence[str], field: str, words: str,
+    say: Sequence[float] = (),
+) -> Logistic:  # fmt: skip
+    """Of PAIR_SIGNS or the pooled one; related and unrelated pairs count the same, lists by `say`.
+
+    Every pair counts twice: as it is, and as if the cohort knew nothing of what it shows. Photos of
+    users are rarely of the cohort's kinds, and an excess over what is not there says less.
+    """
     related = torch.cat([table.related for table in tables])
     group = torch.cat([torch.full((len(t.related),), i) for i, t in enumerate(tables)])
-    table = joined(tables, field)
-    chosen = {name: table[name] for name in signs}
-    return fit_logistic(chosen, related, fitted_on=words, weight=halves(related, group))
+    strange = {"pair": "strange", "plain": "plain_strange"}[field]
+    rows = [joined(tables, field), joined(tables, strange)]
+    chosen = {name: torch.cat([row[name] for row in rows]) for name in signs}
+    weight = halves(related, group) * torch.tensor(say or [1.0] * len(tables))[group]
+    return fit_logistic(chosen, related.repeat(2), fitted_on=words, weight=weight.repeat(2))
 
 
 def fit_point(sets: dict[str, Table], pair: Logistic, words: str) -> Logistic:
@@ -184,6 +252,7 @@ def fit_point(sets: dict[str, Table], pair: Logistic, words: str) -> Logistic:
     A point that is not right may be so because the photos are not related: how probably not, the
     fit so far says, and by that it counts (expectation and maximisation).
     """
+    sets = {name: table for name, table in sets.items() if name in SAY}
     tables = list(sets.values())
     related = torch.cat([table.related[table.case] for table in tables])
     group = torch.cat([torch.full((len(t.case),), i) for i, t in enumerate(tables)])
@@ -201,11 +270,11 @@ def fit_point(sets: dict[str, Table], pair: Logistic, words: str) -> Logistic:
 
 def fit_all(sets: dict[str, Table], words: str, *, points: bool = True) -> dict[str, Logistic]:
     """On one table of each set."""
-    tables = list(sets.values())
+    tables, say = list(sets.values()), [PAIRS_SAY.get(name, 1.0) for name in sets]
     fits = {
-        "pair": fit_pair(tables, PAIR_SIGNS, "pair", words),
-        "plain": fit_pair(tables, PAIR_SIGNS, "plain", words),
-        "pooled": fit_pair(tables, ("pooled",), "pair", words),
+        "pair": fit_pair(tables, PAIR_SIGNS, "pair", words, say),
+        "plain": fit_pair(tables, PAIR_SIGNS, "plain", words, say),
+        "pooled": fit_pair(tables, ("pooled",), "pair", words, say),
     }
     return fits | ({"point": fit_point(sets, fits["pair"], words)} if points else {})
 
@@ -220,11 +289,12 @@ def by_set(tables: dict[str, Table]) -> dict[str, Table]:
 
 def joined_tables(tables: Sequence[Table]) -> Table:
     first = np.cumsum([0, *(len(table.related) for table in tables)])
-    names = ("pair", "plain", "point")
+    names = ("pair", "plain", "strange", "plain_strange", "point")
     return Table(
         related=torch.cat([table.related for table in tables]),
         kind=sum((table.kind for table in tables), ()),
         photos=sum((table.photos for table in tables), ()),
+        shows=sum((table.shows for table in tables), ()),
         case=torch.cat([t.case + int(n) for t, n in zip(tables, first, strict=False)]),
         right=torch.cat([table.right for table in tables]),
         what=sum((table.what for table in tables), ()),
@@ -305,6 +375,11 @@ def judged_pairs(table: Table, fits: dict[str, Logistic]) -> dict[str, Any]:
     weight = halves(table.related, torch.zeros(len(kinds)))
     chance = torch.sigmoid(odds["related"])
     metrics["calibration"] = calibration(chance, table.related, weight)
+    far = ~table.related & torch.from_numpy(kinds != "near")
+    metrics["above 0.5"] = {
+        "related": round(float((chance[table.related] > 0.5).float().mean()), 4),
+        "far and nothing": round(float((chance[far] > 0.5).float().mean()), 4),
+    }
     return metrics
 
 
@@ -352,23 +427,65 @@ def confident_share(cases: Sequence[Case], seen: Seen, fitted: Reliability) -> d
 def crossed(tables: dict[str, Table]) -> dict[str, Any]:
     """The fit judged on development pairs it has not seen: two halves, each by the other's fit.
 
-    PF-PASCAL's halves are its two lists, those of birds are by photo of the pair's first bird.
+    PF-PASCAL's halves are its two lists, of birds by photo of the pair's first bird, those
+    of whole photos of VOC by class.
     """
-    birds = tables["birds fit"]
+    birds, whole = tables["birds fit"], tables["voc whole fit"]
     half = torch.tensor([_half(names) for names in birds.photos])
+    first = STRANGE[0] | STRANGE[1]
+    inside = torch.tensor([shows <= first for shows in whole.shows])
+    outside = torch.tensor([not shows & first for shows in whole.shows])
     halves_ = [
-        {"pf-pascal": tables["pf-pascal fit"], "birds": part(birds, half)},
-        {"pf-pascal": tables["pf-pascal val"], "birds": part(birds, ~half)},
-    ]
+        {"pf-pascal": tables["pf-pascal fit"], "birds": part(birds, half),
+         "voc": part(whole, inside)},
+        {"pf-pascal": tables["pf-pascal val"], "birds": part(birds, ~half),
+         "voc": part(whole, outside)},
+    ]  # fmt: skip
     said: dict[str, Any] = {}
     for known, other in (halves_, halves_[::-1]):
-        fits = fit_all(known, "half of the development pairs")
+        points = any(len(table.right) for table in known.values())
+        fits = fit_all(known, "half of the development pairs", points=points)
         for name, table in other.items():
             entry = said.setdefault(name, {"related": [], "probability": []})
-            pairs, points = judged_pairs(table, fits), judged_points(table, fits)
             key = "expected calibration error"
-            entry["related"].append(pairs["calibration"][key])
-            entry["probability"].append(points["half of them of unrelated pairs"][key])
+            entry["related"].append(judged_pairs(table, fits)["calibration"][key])
+            if len(table.right):
+                said_of = judged_points(table, fits)["half of them of unrelated pairs"]
+                entry["probability"].append(said_of[key])
+    return said
+
+
+def never_seen(tables: dict[str, Table]) -> dict[str, Any]:
+    """Pairs of development lists of classes that neither their fit nor their cohort has seen.
+
+    All of STRANGE's groups in turn; both photos are of the group, related or not.
+    """
+    sets, said = by_set({name: tables[name] for name in FITTED}), {}
+    rows: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    for group in STRANGE:
+        known = {
+            name: part(table, torch.tensor([not shows & group for shows in table.shows]))
+            for name, table in sets.items()
+        }
+        known = {name: table for name, table in known.items() if table.related.any()}
+        fit = fit_all(known, "other classes", points=False)["pair"]
+        for name, table in sets.items():
+            kinds = np.array(table.kind)
+            inside = torch.tensor([bool(shows) and shows <= group for shows in table.shows])
+            chance = fit.log_odds(table.strange).sigmoid()[inside]
+            far = torch.from_numpy(kinds != "near")[inside]
+            rows.setdefault(name, []).append((chance, table.related[inside], far))
+    for name, some in rows.items():
+        chance, related, far = (torch.cat([row[i] for row in some]) for i in range(3))
+        if related.all() or not related.any():
+            continue
+        said[name] = {
+            "pairs": [int(related.sum()), int((~related).sum())],
+            "auroc": round(auroc(chance, related), 4),
+            "auroc against far": round(auroc(chance[far], related[far]), 4),
+            "calibration": calibration(chance, related, halves(related, torch.zeros(len(related)))),
+            "far ones above 0.5": round(float((chance[far & ~related] > 0.5).float().mean()), 4),
+        }
     return said
 
 
@@ -385,8 +502,9 @@ def part(table: Table, rows: Tensor) -> Table:
     names = rows.nonzero()[:, 0].tolist()
     return Table(
         table.related[rows], tuple(table.kind[n] for n in names),
-        tuple(table.photos[n] for n in names),
-        {k: v[rows] for k, v in table.pair.items()}, {k: v[rows] for k, v in table.plain.items()},
+        tuple(table.photos[n] for n in names), tuple(table.shows[n] for n in names),
+        *({k: v[rows] for k, v in signs.items()}
+          for signs in (table.pair, table.plain, table.strange, table.plain_strange)),
         number[table.case[kept]], table.right[kept],
         tuple(w for w, one in zip(table.what, kept.tolist(), strict=True) if one),
         {k: v[kept] for k, v in table.point.items()},
@@ -484,7 +602,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="share of every list")
     parser.add_argument("--side", type=int, help="longest side of the network's input")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lists", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--lists", nargs="+", default=[*SIZES, *WHOLE])
     parser.add_argument("--pairs", action="store_true", help="related or not alone")
     parser.add_argument("--store", action="store_true")
     return parser.parse_args()
@@ -499,23 +617,29 @@ def main() -> None:
     digest = file_hash(model_folder(args.model) / WEIGHTS)
     side = args.side or model.config.longest_side
     every = all_cases(args.data, scale=args.scale, seed=args.seed)
-    cases = {name: every[name] for name in args.lists}
     seen = Seen(model, Layers(model, args.keep, side))
     photos = [p for some in every.values() for case in some for p in (case.photo0, case.photo1)]
     stems = {Path(photo.name.split("#")[0]).stem for photo in photos}
-    seen.cohort = draw_cohort(seen, cohort_photos(args.data, stems, seed=args.seed), seed=args.seed)
-    centre = seen.cohort.lower.mean(0).to(model.device)
+    of_cohort = cohort_photos(args.data, stems, seed=args.seed)
+    seen.cohort = draw_cohort(seen, of_cohort, seed=args.seed)
+    stems |= {Path(photo.name).stem for photo in of_cohort}
+    every |= whole_cases(args.data, stems, scale=args.scale, seed=args.seed)
+    cases = {name: every[name] for name in args.lists}
+    centre = seen.cohort.kinds.mean(0).to(model.device)
     points, matching = not args.pairs, matching_text(Voting(), POINT_WEIGHTS)
     folder = args.keep / f"tables-{digest[:12]}-{side}-{args.scale}-{args.seed}"
     tables = {
         name: table_of(name, some, seen, centre, points=points, folder=folder)
         for name, some in cases.items()
     }
-    words = "pairs of PF-PASCAL's development lists and of birds, and photos of other classes"
+    words = (
+        "pairs of PF-PASCAL's development lists, of birds and of whole VOC photos, and photos of "
+        "other classes"
+    )
     fits = fit_all(by_set({name: tables[name] for name in FITTED}), words, points=points)
     metrics: dict[str, Any] = {
         name: {"pairs": judged_pairs(table, fits)}
-        | ({"points": judged_points(table, fits)} if points else {})
+        | ({"points": judged_points(table, fits)} if len(table.right) else {})
         for name, table in tables.items()
     }
     config: dict[str, Any] = {
@@ -528,7 +652,10 @@ def main() -> None:
         fitted = Reliability(
             fits["pair"], fits["point"], fits["pooled"], matching, RIGHT_WITHIN, digest, (side,)
         )
-        extra = {"two halves of the development pairs, each by the other's fit": crossed(tables)}
+        extra = {
+            "two halves of the development pairs, each by the other's fit": crossed(tables),
+            "classes of the development pairs that fit and cohort never saw": never_seen(tables),
+        }
         if set(CHECKED) <= set(cases):
             for name, sure in sure_shares(cases, seen, fitted, scale=args.scale).items():
                 metrics[name]["any match above 0.5"] = sure

@@ -1,8 +1,9 @@
 """Pairs of photos with known answers for reliability.py: related or not, and point by point.
 
 Sets: PF-PASCAL (development lists, then its test list), birds (CUB-200-2011, halves by species),
-VOC photos of one object with PASCAL3D+'s keypoints (its val half), PF-WILLOW, and
-photos of nothing: crops of VOC photos that no annotated box touches. No photo is in two halves.
+VOC photos of one object with PASCAL3D+'s keypoints (its val half), PF-WILLOW, whole VOC photos of
+all 20 classes, two halves, of which no points are known, and photos of nothing: crops of VOC photos
+that no annotated box touches. No photo is in two halves.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ import torch
 from torch import Tensor
 
 from surefeat.core.geometry import clip_boxes
-from surefeat.core.image import ImageLike
+from surefeat.core.image import ImageLike, decode, read_bytes
 from surefeat.data.benchmarks import development_pairs, load_pf_pascal, load_pf_willow
+from surefeat.data.decode import Item
 from surefeat.data.keypoints import read_coco
 from surefeat.data.pairs import Pair, load_pairs
+from surefeat.data.sources import find_images
 
 NEAR = (
     {"bus", "car", "train"}, {"cow", "sheep", "horse", "dog", "cat"}, {"bicycle", "motorbike"},
@@ -291,13 +294,78 @@ def nothing_cases(
     return cases
 
 
+def whole(item: Item) -> Callable[[], ImageLike]:
+    """Reads a photo of a folder or shard."""
+
+    def read() -> ImageLike:
+        place = item.read
+        raw = read_bytes(place.path, name=item.name, offset=place.offset, size=place.size)
+        return decode(raw, name=item.name)
+
+    return read
+
+
+def whole_photos(data: Path, leave_out: set[str], *, seed: int) -> dict[str, list[Photo]]:
+    """Class -> VOC photos whose largest object, at least MAIN of the photo, is of it.
+
+    leave_out: stems of names. None is of PF-PASCAL.
+    """
+    known, groups = voc_boxes(data), {}
+    for folder in ("voc", "voc-nonrigid"):
+        for item in find_images(data / folder):
+            about = known[Path(item.name).stem]
+            if Path(item.name).stem in leave_out or about["pf-pascal"] or not about["boxes"]:
+                continue
+            boxes = torch.tensor(about["boxes"])
+            areas = (boxes[:, 2:] - boxes[:, :2] + 1).prod(1)
+            if areas.max() < MAIN * about["size"][0] * about["size"][1]:
+                continue
+            kind = about["kinds"][int(areas.argmax())]
+            photo = Photo(f"whole/{item.name}", whole(item), about["size"],
+                          frozenset(about["kinds"]), kind, boxes[areas.argmax()][None])  # fmt: skip
+            groups.setdefault(kind, []).append(photo)
+    for kind in sorted(groups):
+        groups[kind].sort(key=lambda photo: photo.name)
+        random.Random(f"{seed} {kind}").shuffle(groups[kind])
+    return {kind: groups[kind] for kind in sorted(groups)}
+
+
+def whole_cases(
+    data: Path, leave_out: set[str], *, scale: float = 1.0, seed: int = 0
+) -> dict[str, list[Case]]:
+    """WHOLE's lists: pairs of one class against pairs that share none, of which no point is asked.
+
+    The photos of the second list are others than those of the first.
+    """
+    groups, cases, first = whole_photos(data, leave_out, seed=seed), {}, 0
+    for name, (most, pairs) in WHOLE.items():
+        rng, count = random.Random(f"{seed} {name}"), max(3, int(most * scale))
+        chosen = {kind: photos[first : first + count] for kind, photos in groups.items()}
+        first += most
+        same = [
+            Case(*rng.sample(photos, 2), True, "same", torch.zeros(0, 2), torch.zeros(0, 2), ())
+            for photos in chosen.values() for _ in range(max(1, int(pairs * scale)))
+        ]  # fmt: skip
+        every = [photo for photos in chosen.values() for photo in photos]
+        others = unrelated_cases(every, every, rng, far=len(same), near=len(same) // 4)
+        none = torch.zeros(0, 2)
+        cases[name] = [*same, *(replace(c, points0=none, points1=none, what=()) for c in others)]
+    return cases
+
+
 SIZES = {
     "pf-pascal fit": 250, "pf-pascal val": 120, "birds fit": 200,
     "pf-pascal test": 299, "pf-willow": 300, "birds": 200, "voc": 100, "two species": 100,
 }  # fmt: skip
 """Related pairs of each list, at most."""
 
-FITTED = ("pf-pascal fit", "pf-pascal val", "birds fit")
+WHOLE = {"voc whole fit": (30, 30), "voc whole": (15, 15)}
+"""Lists of whole photos: photos and related pairs of each class, at most."""
+
+MAIN = 0.15
+"""The least share of a whole photo that the box of its largest object covers."""
+
+FITTED = ("pf-pascal fit", "pf-pascal val", "birds fit", "voc whole fit")
 """To choose by and to fit on; the others are only measured."""
 
 

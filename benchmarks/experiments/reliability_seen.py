@@ -14,13 +14,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from reliability_cases import Photo
+from reliability_cases import Photo, voc_boxes, whole
 from torch import Tensor
 from tqdm import tqdm
 
 from surefeat.core.files import pack_tensors, read_tensors, write_bytes
-from surefeat.core.geometry import Frame
-from surefeat.core.image import decode, read_bytes
+from surefeat.core.geometry import Frame, cell_centres
 from surefeat.core.image import prepare as prepare_image
 from surefeat.data.sources import find_images
 from surefeat.match.search import Side, prepare
@@ -88,6 +87,8 @@ class Seen:
     def __init__(self, model: DenseFeatures, layers: Layers) -> None:
         self.model, self.layers = model, layers
         self.cohort: Cohort | None = None
+        self.cohort_kinds: tuple[frozenset[str], ...] = ()
+        """What each photo of the cohort shows; empty: not known."""
         self.kept: dict[str, Features] = {}
 
     @torch.no_grad()
@@ -111,6 +112,15 @@ class Seen:
         weights = {"descriptor_weight": POINT_WEIGHTS[0], "lower_weight": POINT_WEIGHTS[1]}
         return prepare(self.features(photo), **weights)
 
+    def common_by_photo(self, features: Features) -> Tensor:
+        """(COHORT_PHOTOS, h, w): as `common_kind`, with each photo of the cohort alone."""
+        assert self.cohort is not None
+        height, width = features.uncertainty.shape
+        centres = cell_centres(size=(height, width), stride=features.stride)
+        kinds = features.kind_at(features.frame.to_original(centres))
+        alike = kinds @ self.cohort.kinds.to(kinds).T
+        return alike.unflatten(1, (-1, COHORT_CELLS)).amax(2).T.reshape(-1, height, width)
+
 
 def cohort_photos(data: Path, leave_out: set[str], *, seed: int) -> list[Photo]:
     """Photos of all classes, none of which is left out (stems of names)."""
@@ -120,22 +130,20 @@ def cohort_photos(data: Path, leave_out: set[str], *, seed: int) -> list[Photo]:
         for item in find_images(data / folder)
         if Path(item.name).stem not in leave_out
     ]
+    known = voc_boxes(data)
     chosen = random.Random(seed).sample(sorted(items, key=lambda i: i.name), COHORT_PHOTOS)
     photos = []
     for item in chosen:
-        place = item.read
-        raw = read_bytes(place.path, name=item.name, offset=place.offset, size=place.size)
-        pixels = decode(raw, name=item.name)
-        size = (pixels.shape[1], pixels.shape[2])
-        none: frozenset[str] = frozenset()
+        about = known[Path(item.name).stem]
         photos.append(
-            Photo(f"cohort/{item.name}", lambda p=pixels: p, size, none, "", torch.zeros(0, 4))
-        )
+            Photo(f"cohort/{item.name}", whole(item), about["size"], frozenset(about["kinds"]), "",
+                  torch.zeros(0, 4))
+        )  # fmt: skip
     return photos
 
 
 def draw_cohort(seen: Seen, photos: Sequence[Photo], *, seed: int) -> Cohort:
-    """Places of photos, COHORT_CELLS of each."""
+    """Places of photos, COHORT_CELLS of each; of which kinds they are is told to `seen`."""
     seen.layers.add(photos)
     generator = torch.Generator().manual_seed(seed)
     layers: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -147,4 +155,6 @@ def draw_cohort(seen: Seen, photos: Sequence[Photo], *, seed: int) -> Cohort:
         layers[0].append(features.at(points).cpu().half().float())
         layers[1].append(features.lower_at(points).cpu().half().float())
     seen.kept.clear()
-    return Cohort(torch.cat(layers[1]), torch.cat(layers[0]))
+    seen.cohort_kinds = tuple(photo.kinds for photo in photos)
+    last = seen.model.trunk.taps[seen.model.lower[-1]] if len(seen.model.lower) > 1 else 0
+    return Cohort(torch.cat(layers[1]), torch.cat(layers[0]), last)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefeat.cli.main import _verdict
 from surefeat.match.points import match_points
-from surefeat.match.related import TEMPERATURE, Agreement, Cells, pooled_vector
+from surefeat.match.related import Agreement, Cells, pooled_vector
 from surefeat.match.relations import group, relate
 from surefeat.model.features import Features, compare_with
 from surefeat.model.network import DenseFeatures
@@ -22,34 +22,36 @@ def cells(count: int, *, seed: int, common: float = 0.0) -> Cells:
     generator = torch.Generator().manual_seed(seed)
     vectors = torch.nn.functional.normalize(torch.randn(count, 6, generator=generator), dim=1)
     points = torch.rand(count, 2, generator=generator) * 100
-    lower = torch.nn.functional.normalize(torch.randn(count, 4, generator=generator), dim=1)
+    kind = torch.nn.functional.normalize(torch.randn(count, 4, generator=generator), dim=1)
     confidence = torch.rand(count, generator=generator) + 0.1
-    return Cells(points, vectors, lower, confidence, torch.full((count,), common))
+    return Cells(points, vectors, kind, confidence, torch.full((count,), common))
 
 
-def test_signs_of_a_pair_are_means_over_lower_layers_by_squared_confidence() -> None:
+def test_signs_of_a_pair_are_means_over_one_layer_by_squared_confidence() -> None:
     """Against a slow loop; what matching compares besides, the descriptors, has no say."""
     one, other = cells(7, seed=0, common=0.2), cells(5, seed=1, common=-0.1)
     signs = Agreement(one, other).signs()
-    excess, mutual = [], []
+    excess = []
     for mine, theirs in ((one, other), (other, one)):
-        alike = (mine.lower @ theirs.lower.T) / TEMPERATURE
-        rows, columns = alike.softmax(1), alike.softmax(0)
         weights = [float(c) ** 2 for c in mine.confidence]
-        best = [max(float(v @ w) for w in theirs.lower) for v in mine.lower]
+        best = [max(float(v @ w) for w in theirs.kind) for v in mine.kind]
         mean = sum(w * b for w, b in zip(weights, best, strict=True)) / sum(weights)
         excess.append(mean - float(mine.common[0]))
-        each = [sum(float(rows[i, j] * columns[i, j]) for j in range(len(theirs.lower)))
-                for i in range(len(mine.lower))]  # fmt: skip
-        mutual.append(sum(w * e for w, e in zip(weights, each, strict=True)) / sum(weights))
     assert float(signs["excess"]) == pytest.approx(sum(excess) / 2, abs=1e-5)
-    assert float(signs["chosen"]) == pytest.approx(sum(mutual) / 2, abs=1e-5)
+    assert float(signs["common"]) == pytest.approx((0.2 - 0.1) / 2, abs=1e-5)
+    varied = replace(one, common=torch.arange(7.0))
+    shares = one.confidence**2 / (one.confidence**2).sum()
+    expected = (float(shares @ torch.arange(7.0)) - 0.1) / 2
+    assert float(Agreement(varied, other).signs()["common"]) == pytest.approx(expected, abs=1e-5)
     turned = replace(one, vectors=-one.vectors)
     assert float(Agreement(turned, other).signs()["excess"]) == float(signs["excess"])
 
 
 def test_exchanging_the_photos_changes_no_sign_and_confidence_counts() -> None:
-    one, other = cells(7, seed=0), cells(5, seed=1)
+    one, other = (
+        replace(cells(count, seed=seed), common=torch.linspace(0, 1, count))
+        for seed, count in enumerate((7, 5))
+    )
     there, back = Agreement(one, other).signs(), Agreement(other, one).signs()
     plain = Agreement(one, other, weighted=False).signs()
     for name in there:
@@ -101,7 +103,7 @@ def test_a_photo_is_more_related_to_itself_than_to_another() -> None:
 def test_pooled_vectors_are_weighted_and_centred() -> None:
     one = cells(5, seed=3)
     centre, weights = torch.full((4,), 0.1), one.confidence**2
-    mean = sum((w * v for w, v in zip(weights, one.lower, strict=True)), torch.zeros(4))
+    mean = sum((w * v for w, v in zip(weights, one.kind, strict=True)), torch.zeros(4))
     expected = mean / weights.sum() - centre
     assert torch.allclose(pooled_vector(one, centre), expected / expected.norm(), atol=1e-6)
 

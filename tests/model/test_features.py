@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.ops import roi_pool
 
+from surefeat.core.files import pack_tensors, read_tensors
 from surefeat.core.geometry import Frame
 from surefeat.match.points import match_points, matching_text
 from surefeat.match.votes import Voting
@@ -213,6 +215,46 @@ def test_what_is_common_is_the_highest_similarity_with_the_cohort() -> None:
             best = max(float(features.lower[:, row, column] @ one) for one in cohort.lower)
             assert float(common[row, column]) == pytest.approx(best, abs=1e-5)
     assert common[0, :5].tolist() == pytest.approx([1.0] * 5, abs=1e-5)
+
+
+def test_the_last_lower_layer_is_compared_by_itself_too(tmp_path: Path) -> None:
+    """Against a slow loop: its channels alone, at unit length; a file of it holds it all."""
+    features, cohort = make(), replace(a_cohort(make(), count=5), last=2)
+    known = compare_with(cohort, features)
+    assert known.common_kind is not None
+    assert known.common is not None
+    last = F.normalize(features.lower[-2:], dim=0)
+    places = [F.normalize(one[-2:], dim=0) for one in cohort.lower]
+    for row in range(6):
+        for column in range(8):
+            best = max(float(last[:, row, column] @ one) for one in places)
+            assert float(known.common_kind[row, column]) == pytest.approx(best, abs=1e-5)
+    assert not torch.allclose(known.common, known.common_kind, atol=1e-3)
+    centres = torch.tensor([[8.0, 8.0], [40.0, 24.0]])
+    lower = F.normalize(known.lower_at(centres)[:, -2:], dim=1)
+    torch.testing.assert_close(known.kind_at(centres), lower)
+    known.save(tmp_path / "a.safetensors")
+    loaded = Features.load(tmp_path / "a.safetensors")
+    assert loaded.last == 2
+    assert loaded.common_kind is not None
+    torch.testing.assert_close(loaded.common_kind, known.common_kind)
+    assert known.to("cpu").common_kind is not None
+    with pytest.raises(ValueError, match="has no cohort"):
+        features.common_kind_at(centres)
+
+
+def test_features_saved_before_the_last_layer_counted_have_no_probability(tmp_path: Path) -> None:
+    known = replace(compare_with(a_cohort(make()), make()), reliability=a_reliability())
+    known.save(tmp_path / "a.safetensors")
+    stored, meta = read_tensors(tmp_path / "a.safetensors")
+    about = json.loads(meta["about"])
+    del about["last"]
+    meta["about"] = json.dumps(about)
+    (tmp_path / "a.safetensors").write_bytes(pack_tensors(stored, meta))
+    loaded = Features.load(tmp_path / "a.safetensors")
+    assert loaded.reliability is None
+    assert loaded.common is None
+    assert match_points(loaded, loaded, [[3, 4]]).probability is None
 
 
 def test_a_finer_lower_layer_is_read_at_the_same_place() -> None:

@@ -204,7 +204,7 @@ def judging(small: DenseFeatures, sides: tuple[int, ...]) -> DenseFeatures:
     """A copy that says how far its matches can be trusted at these sides."""
     model = deepcopy(small)
     model.reliability = a_reliability(sides=sides)
-    model.cohort = a_cohort(model.extract(_photo((60, 60), 9))[0])
+    model.cohort = replace(a_cohort(model.extract(_photo((60, 60), 9))[0]), last=4)
     return model
 
 
@@ -219,6 +219,10 @@ def test_what_a_model_knows_of_its_matches_stays_with_its_own_weights(
     photo = _photo((60, 80))
     common = [model.extract(photo)[0].common for model in (small, again)]
     torch.testing.assert_close(*common, atol=2e-3, rtol=0)
+    kinds = [model.extract(photo)[0].common_kind for model in (small, again)]
+    torch.testing.assert_close(*kinds, atol=2e-3, rtol=0)
+    assert again.cohort is not None
+    assert again.cohort.last == 4
     a_reliability(weights_sha256="0" * 64).save(tmp_path)
     stranger = DenseFeatures.from_pretrained(tmp_path, device="cpu")
     assert stranger.reliability is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -177,8 +178,11 @@ def test_the_cohort_is_compared_in_tiles_too(photo: Tensor) -> None:
     network = DenseFeatures(
         ModelConfig(trunk="small", head="linear", channels=8, longest_side=SIDE)
     ).eval()
-    network.cohort = a_cohort(network.extract(photo)[0])
+    network.cohort = replace(a_cohort(network.extract(photo)[0]), last=3)
     (stitched,) = network.extract(photo, tiles=True)
+    assert stitched.last == 3
+    assert stitched.common_kind is not None
+    assert stitched.common_kind.shape == stitched.uncertainty.shape
     assert stitched.common is not None
     assert stitched.common.shape == stitched.uncertainty.shape
     assert stitched.reliability is None

@@ -110,7 +110,7 @@ def moved_back(
 def _cells(features: Features) -> Cells:
     weights = dict(zip(("descriptor_weight", "lower_weight"), POINT_WEIGHTS, strict=True))
     if features.common is None:  # nothing to compare with: then every similarity counts as it is
-        features = replace(features, common=torch.zeros_like(features.uncertainty))
+        features = replace(features, common_kind=torch.zeros_like(features.uncertainty))
     return Cells.of(prepare(features, **weights))
 
 

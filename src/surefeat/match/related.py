@@ -2,9 +2,11 @@
 
 Both photos are looked at as coarse grids of cells. A cell's best similarity in the other photo says
 little by itself, because sky resembles sky: what counts is by how much it exceeds the best among
-the model's cohort, places of many other photos. Cells weigh by the square of their confidence, as
-measurements do by 1 / sigma^2. The pair is judged by the lower layers alone, which are the same
-whatever a head has learned on top of them.
+the model's cohort, places of many other photos. Of a photo unlike all of these, whose cells have
+nothing similar there, an excess says less: so how similar they are to the cohort counts too. Cells
+weigh by the square of their confidence, as measurements do by 1 / sigma^2. The pair is judged by
+the last of the lower layers alone, which tells kinds of things (those before it see outlines, and a
+cup has a face's), and which is the same whatever a head has learned on top of it.
 Convention: points are original pixels.
 """
 
@@ -31,7 +33,9 @@ the other."""
 REACH = 0.12
 """Standard deviation of the neighbourhoods whose cells support a match, longer sides."""
 
-PAIR_SIGNS = ("excess", "chosen")
+PAIR_SIGNS = ("excess", "common")
+"""Means over the cells of both photos: by how much the best in the other photo exceeds the best in
+the cohort, and how similar that is."""
 
 POINT_SIGNS = (
     "score", "excess0", "excess1", "margin", "round_trip", "confidence0", "confidence1", "support",
@@ -50,12 +54,12 @@ class Cells:
     """(n, 2) original pixels."""
     vectors: Tensor
     """(n, K): inner products are similarities, as in matching."""
-    lower: Tensor
-    """(n, D): the lower layers alone, unit length."""
+    kind: Tensor
+    """(n, D): the last of the lower layers alone, unit length."""
     confidence: Tensor
     """(n,) 1/sigma."""
     common: Tensor
-    """(n,): the highest similarity with the model's cohort."""
+    """(n,): the highest similarity with the model's cohort, by the same layer."""
 
     def shares(self, *, weighted: bool = True) -> Tensor:
         """(n,) that add up to 1: how much each cell counts; unweighted: all the same."""
@@ -68,8 +72,8 @@ class Cells:
         features = side.features
         points = even_grid(features, size=voting_grid(features.frame.network, GRID))
         return Cells(
-            points, side.at(points), features.lower_at(points), features.confidence_at(points),
-            features.common_at(points),
+            points, side.at(points), features.kind_at(points), features.confidence_at(points),
+            features.common_kind_at(points),
         )  # fmt: skip
 
 
@@ -88,20 +92,15 @@ class Agreement:
         return self.cells0.vectors @ self.cells1.vectors.T
 
     @cached_property
-    def lower(self) -> Tensor:
-        """(n0, n1), by the lower layers."""
-        return self.cells0.lower @ self.cells1.lower.T
-
-    @cached_property
     def chosen(self) -> Tensor:
         """(n0, n1) in [0, 1]: how far two cells choose each other."""
         return chosen(self.similarity, TEMPERATURE)
 
     def signs(self) -> dict[str, Tensor]:
         """PAIR_SIGNS, one number each; the same with the photos exchanged."""
-        both, mutual = [], chosen(self.lower, TEMPERATURE)
+        both, alike = [], self.cells0.kind @ self.cells1.kind.T
         for cells, axis in ((self.cells0, 1), (self.cells1, 0)):
-            rows = torch.stack([self.lower.amax(axis) - cells.common, mutual.sum(axis)])
+            rows = torch.stack([alike.amax(axis) - cells.common, cells.common])
             both.append(rows @ cells.shares(weighted=self.weighted))
         return dict(zip(PAIR_SIGNS, torch.stack(both).mean(0), strict=True))
 
@@ -178,4 +177,4 @@ def pooled_vector(cells: Cells, centre: Tensor, *, weighted: bool = True) -> Ten
 
     Uncentred, all photos resemble each other: what most have in common dominates the mean.
     """
-    return F.normalize(cells.shares(weighted=weighted) @ cells.lower - centre, dim=0)
+    return F.normalize(cells.shares(weighted=weighted) @ cells.kind - centre, dim=0)

@@ -74,7 +74,7 @@ def relate(
         what = "this model was never fitted on pairs of known relation"
         raise ValueError(f"{what}; use the model that ships (leave --model out)")
     names, cells, skipped = _cells_of(images, model, quiet=quiet)
-    centre = model.cohort.lower.mean(0).to(cells[0].lower.device)
+    centre = model.cohort.kinds.mean(0).to(cells[0].kind.device)
     vectors = torch.stack([pooled_vector(one, centre) for one in cells])
     odds = model.reliability.pooled.log_odds({"pooled": vectors @ vectors.T}).cpu()
     limit = torch.logit(torch.tensor(1 - DOUBT))

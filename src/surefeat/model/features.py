@@ -28,7 +28,7 @@ from surefeat.core.image import ImageLike
 
 if TYPE_CHECKING:
     from surefeat.model.network import DenseFeatures
-from surefeat.model.probability import Cohort, Reliability
+from surefeat.model.probability import Cohort, Reliability, last_channels
 
 Layer = Literal["descriptors", "lower"]
 
@@ -59,6 +59,10 @@ class Features:
     common: Tensor | None = None
     """(h, w): each cell's highest similarity with the model's cohort, places of other photos, by
     the lower layers alone; None: the model has none."""
+    common_kind: Tensor | None = None
+    """(h, w): the same by the last of the lower layers, which tells kinds of things."""
+    last: int = 0
+    """How many channels of `lower` are that layer's, as the cohort says; 0: all."""
 
     @property
     def confidence(self) -> Tensor:
@@ -80,6 +84,10 @@ class Features:
         """The lower layer at points: (N, 2) original pixels -> (N, D), unit length."""
         return F.normalize(self._read(self.lower, points), dim=-1)
 
+    def kind_at(self, points: Tensor) -> Tensor:
+        """The last of the lower layers, which tells kinds of things: (N, 2) -> (N, last)."""
+        return last_channels(self.lower_at(points), self.last)
+
     def confidence_at(self, points: Tensor) -> Tensor:
         """1/sigma at points: (N, 2) original pixels -> (N,)."""
         return self._read(self.uncertainty[None], points)[:, 0].reciprocal()
@@ -89,6 +97,12 @@ class Features:
         if self.common is None:
             raise ValueError("the model of these features has no cohort of other photos' places")
         return self._read(self.common[None], points)[:, 0]
+
+    def common_kind_at(self, points: Tensor) -> Tensor:
+        """`common_kind` at points: (N, 2) original pixels -> (N,)."""
+        if self.common_kind is None:
+            raise ValueError("the model of these features has no cohort of other photos' places")
+        return self._read(self.common_kind[None], points)[:, 0]
 
     def layer(self, name: Layer, *, confidence: bool = False) -> Tensor:
         """(C, h, w) or (D, h', w'); with `confidence`, descriptors are scaled by 1/sigma."""
@@ -129,6 +143,7 @@ class Features:
             uncertainty=self.uncertainty.to(device),
             lower=self.lower.to(device),
             common=None if self.common is None else self.common.to(device),
+            common_kind=None if self.common_kind is None else self.common_kind.to(device),
         )
 
     def save(self, path: str | Path, *, photo: str = "") -> None:
@@ -141,10 +156,11 @@ class Features:
             "uncertainty": self.uncertainty.float(),
             "lower": self.lower.half(),
         }
-        if self.common is not None:
-            tensors["common"] = self.common.float()
+        for name in ("common", "common_kind"):
+            if (values := getattr(self, name)) is not None:
+                tensors[name] = values.float()
         about = {"original": self.frame.original, "network": self.frame.network,
-                 "stride": self.stride, "name": self.name,
+                 "stride": self.stride, "name": self.name, "last": self.last,
                  "reliability": self.reliability and to_dict(self.reliability)}  # fmt: skip
         meta = {"format": _FORMAT, "about": json.dumps(about), "photo": photo}
         write_bytes(Path(path), pack_tensors(tensors, meta))
@@ -160,11 +176,18 @@ class Features:
             names = ("descriptors", "uncertainty", "lower")
             descriptors, uncertainty, lower = (stored[name].float() for name in names)
             frame = Frame(tuple(about["original"]), tuple(about["network"]))
-            known = about.get("reliability")
+            # Files of before the last layer was compared by itself know nothing that holds now.
+            known = about.get("reliability") if "last" in about else None
             reliability = None if known is None else from_dict(Reliability, known)
             rest = (frame, about["stride"], about["name"], reliability)
-            common = stored["common"].float() if "common" in stored else None
-            return Features(descriptors, uncertainty, lower, *rest, common=common)
+            common, kind = (
+                stored[name].float() if name in stored and "last" in about else None
+                for name in ("common", "common_kind")
+            )
+            return Features(
+                descriptors, uncertainty, lower, *rest, common=common, common_kind=kind,
+                last=about.get("last", 0),
+            )  # fmt: skip
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             fix = "write it anew with Features.save"
             raise ValueError(f"{path} holds no whole features ({error!r}); {fix}") from error
@@ -185,8 +208,11 @@ def compare_with(cohort: Cohort, features: Features) -> Features:
     device = features.descriptors.device
     centres = cell_centres(size=size, stride=features.stride, device=device)
     points = features.frame.to_original(centres)
-    nearest = cohort.nearest(features.lower_at(points))
-    return replace(features, common=nearest.reshape(size))
+    lower = features.lower_at(points)
+    return replace(
+        features, common=cohort.nearest(lower).reshape(size),
+        common_kind=cohort.nearest_kind(lower).reshape(size), last=cohort.last,
+    )  # fmt: skip
 
 
 def box_cells(boxes: Tensor, sizes: Tensor, shapes: Tensor) -> Tensor:
@@ -351,6 +377,8 @@ def join_scales(parts: Sequence[Features]) -> Features:
         lower=_side_by_side([part.lower for part in parts]),
         reliability=None,
         common=None,
+        common_kind=None,
+        last=0,
     )
 
 

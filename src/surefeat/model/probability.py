@@ -13,9 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from surefeat.core.files import from_dict, pack_tensors, to_dict, write_bytes, write_json
+from surefeat.core.files import (
+    from_dict,
+    pack_tensors,
+    read_tensors,
+    to_dict,
+    write_bytes,
+    write_json,
+)
 
 # Below this 1/sigma the closed form of the log-normaliser loses digits and its series takes over.
 _SERIES = 1e-3
@@ -50,11 +58,11 @@ def mean_predicted_loss(sigma: Tensor) -> Tensor:
 FILE, COHORT = "reliability.json", "cohort.safetensors"
 """Their names beside the weights in a model folder."""
 
-_FORMAT = "surefeat-reliability-4"
+_FORMAT = "surefeat-reliability-5"
 
-_EARLIER = tuple(f"surefeat-reliability-{version}" for version in (1, 2, 3))
+_EARLIER = tuple(f"surefeat-reliability-{version}" for version in (1, 2, 3, 4))
 """Of other questions (1, 2: whether a match is right, given that both photos are related), or of
-signs that were read from other layers (3)."""
+signs that were read from other layers (3, 4)."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ def _newton(
 
     def cost(weights: Tensor) -> Tensor:
         logits = design @ weights
-        loss = torch.nn.functional.softplus(logits) - answers * logits
+        loss = F.softplus(logits) - answers * logits
         return counts @ loss + (penalty * (weights - start).square()).sum() / 2
 
     weights = start
@@ -229,23 +237,40 @@ class Reliability:
         return known
 
 
+def last_channels(vectors: Tensor, count: int) -> Tensor:
+    """(N, D) -> (N, count): the last channels alone, unit length; count 0: all, as they are."""
+    return F.normalize(vectors[:, -count:], dim=1) if count else vectors
+
+
 @dataclass(frozen=True, eq=False)
 class Cohort:
     """Places of many other photos, as one model sees them.
 
     Two photos have always something in common: grass, sky, edges. How similar a place is to the
     most similar place of the cohort says how little that means. Lower layers are compared alone:
-    where only the head learns they stay as they are, so one cohort serves every head.
+    where only the head learns they stay as they are, so one cohort serves every head. The last of
+    them tells kinds of things; those before it see outlines, in which a cup resembles a face.
     """
 
     lower: Tensor
     """(M, D), unit length."""
     descriptors: Tensor | None = None
     """(M, C), unit length; None: of a model whose head has learned since from other photos."""
+    last: int = 0
+    """How many of the D channels are the last lower layer's, which tells kinds; 0: all."""
+
+    @property
+    def kinds(self) -> Tensor:
+        """(M, last): its places by the last lower layer alone, unit length."""
+        return last_channels(self.lower, self.last)
 
     def nearest(self, lower: Tensor) -> Tensor:
         """(N, D) -> (N,): the highest similarity of the lower layers."""
         return (lower @ self.lower.to(lower).T).amax(1)
+
+    def nearest_kind(self, lower: Tensor) -> Tensor:
+        """(N, D) -> (N,): the highest similarity of the last lower layer alone."""
+        return (last_channels(lower, self.last) @ self.kinds.to(lower).T).amax(1)
 
     def centre(self, weights: Sequence[float]) -> Tensor | None:
         """(C + D,): the mean of its places, as vectors whose products are weighed similarities."""
@@ -260,20 +285,18 @@ class Cohort:
         tensors = {"lower": self.lower.half()}
         if self.descriptors is not None:
             tensors["descriptors"] = self.descriptors.half()
-        write_bytes(Path(folder) / COHORT, pack_tensors(tensors))
+        write_bytes(Path(folder) / COHORT, pack_tensors(tensors, {"last": str(self.last)}))
 
     @staticmethod
     def load(folder: str | Path) -> Cohort | None:
         """Read what `save` wrote; None where the folder has none."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         path = Path(folder) / COHORT
         if not path.is_file():
             return None
         try:
-            tensors = {name: values.float() for name, values in load_file(path).items()}
-            return Cohort(**tensors)
-        except (SafetensorError, TypeError) as error:
+            stored, about = read_tensors(path)
+            tensors = {name: values.float() for name, values in stored.items()}
+            return Cohort(**tensors, last=int(about.get("last", 0)))
+        except (TypeError, ValueError) as error:
             fault = f"{path} is not what Cohort.save writes ({error})"
             raise ValueError(f"{fault}; delete it or fit it again") from error

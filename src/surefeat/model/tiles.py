@@ -118,13 +118,15 @@ class _Stitch:
         self.size, self.overlap = size, overlap
         self.maps: dict[str, Tensor] = {}
         self.weights: dict[str, Tensor] = {}
+        self.last = 0
 
     def add(self, features: Features, place: tuple[int, int]) -> None:
         """A tile whose first cell lies at (row, column)."""
         maps = {"descriptors": features.descriptors, "lower": features.lower,
                 "uncertainty": features.uncertainty[None]}  # fmt: skip
-        if features.common is not None:
-            maps["common"] = features.common[None]
+        if features.common is not None and features.common_kind is not None:
+            maps |= {"common": features.common[None], "common_kind": features.common_kind[None]}
+            self.last = features.last
         for name, values in maps.items():
             # A lower layer may be finer than the descriptors.
             finer = values.shape[-1] // features.descriptors.shape[-1]
@@ -159,10 +161,12 @@ class _Stitch:
                     length += values.float().square().sum(0)
                 for values in torch.split(maps, 256):
                     values /= length.sqrt().clamp_min(1e-6)
-        common = self.maps.get("common")
+        common, kind = (
+            self.maps[name][0] if name in self.maps else None for name in ("common", "common_kind")
+        )
         return Features(
             self.maps["descriptors"], self.maps["uncertainty"][0], self.maps["lower"],
-            Frame(self.size, self.size), 1, common=None if common is None else common[0],
+            Frame(self.size, self.size), 1, common=common, common_kind=kind, last=self.last,
         )  # fmt: skip
 
 
@@ -241,6 +245,7 @@ def window(
         frame=Frame((box[3] - box[1] + 1, box[2] - box[0] + 1), network),
         reliability=reliability if holds else None,
         common=None if features.common is None else features.common[cut[1:]],
+        common_kind=None if features.common_kind is None else features.common_kind[cut[1:]],
     )
     return Window(seen, box, first)
 
