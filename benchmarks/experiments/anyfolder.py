@@ -12,9 +12,10 @@ are learned from the model that ships. `measure` has PCK of all of them by neare
 the package's votes, with --weights also where descriptors count otherwise; `sizes` has that of the
 model that ships, its photos seen at several sizes; `search` draws
 settings of the votes and weights of the layers for the models of GROUPS together. Both use the
-package's own matching, on development pairs alone, and add their part to FILE. PHOTOS: a folder,
-shards or a list, as of `surefeat pretrain`; the birds' DIR has pairs.csv and photos/. `--rehearse`
-does everything with next to nothing, to see that it runs.
+package's own matching, on development pairs alone, and add their part to FILE. With --keep FOLDER
+`measure` keeps the trunk's layers of every photo there, which models that differ in the head share.
+PHOTOS: a folder, shards or a list, as of `surefeat pretrain`; the birds' DIR has pairs.csv and
+photos/. `--rehearse` does everything with next to nothing, to see that it runs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from typing import Any, Literal
 
 import torch
 from recipe import changed
+from reliability_cases import Photo
+from reliability_seen import Layers, Seen
 from torch import Tensor
 
 from surefeat.core.files import choose_device, environment, write_json
@@ -185,12 +188,38 @@ class Set:
     pixels: dict[Path, Tensor]
     """(3, H, W) uint8."""
 
-    def features(self, model: DenseFeatures) -> dict[Path, Features]:
+    def features(self, model: DenseFeatures, keep: Path | None = None) -> Mapping[Path, Features]:
+        """keep: a folder for the trunk's layers; without one all features stay in memory."""
+        if keep is not None:
+            return KeptFeatures(model, self.pixels, keep)
         return dict(zip(self.pixels, model.extract(list(self.pixels.values())), strict=True))
 
     def every(self, step: int) -> Set:
         """Each step-th pair alone."""
         return replace(self, pairs=self.pairs[::step])
+
+
+class KeptFeatures(Mapping[Path, Features]):
+    """Features of photos by one model, from layers on disk, whenever they are asked for."""
+
+    def __init__(self, model: DenseFeatures, pixels: Mapping[Path, Tensor], keep: Path) -> None:
+        none, size = torch.zeros(0, 4), (0, 0)
+        self._photos = {
+            path: Photo(f"{path.parent.name}/{path.name}", lambda one=one: one, size,
+                        frozenset(), "", none)
+            for path, one in pixels.items()
+        }  # fmt: skip
+        self._seen = Seen(model, Layers(model, keep, model.config.longest_side))
+        self._seen.layers.add(list(self._photos.values()))
+
+    def __getitem__(self, path: Path) -> Features:
+        return self._seen.features(self._photos[path])
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self._photos)
+
+    def __len__(self) -> int:
+        return len(self._photos)
 
 
 def read_photo(path: Path) -> Tensor:
@@ -254,7 +283,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     for title, model, names in models(args, device):
         scores[title] = {}
         for name in names:
-            known = sets[name].features(model)
+            known = sets[name].features(model, args.keep)
             scores[title][name] = both_ways(known, sets[name].pairs) | {
                 f"voting, descriptors {weight:g}": pck(
                     known, sets[name].pairs, Voting(), (weight, 1.0)
@@ -339,7 +368,7 @@ def main() -> None:
     parser.add_argument("stage", choices=("train", "measure", "sizes", "search"))
     for name in ("--birds", "--pf-pascal", "--runs"):
         parser.add_argument(name, type=Path, required=True)
-    for name in ("--voc", "--init"):
+    for name in ("--voc", "--init", "--keep"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--weights", type=float, nargs="*", default=[])
     parser.add_argument("--inputs", nargs="*", default=[])
