@@ -85,6 +85,12 @@ TITLES = {
     "resnet50-dilated": "ResNet-50-dilated res5c, untrained",
     "sift": "dense SIFT",
     "hog": "HOG",
+    "scnet-a": "SCNet-A, taught by train **keypoints**",
+    "scnet-a8": "the same, 8 times the rate",
+    "scnet-a50": "the same, 50 times the rate",
+    "hog-nam": "HOG, whitened (NAM)",
+    "hog-phm": "the same with votes for offsets (PHM)",
+    "hog-lom": "the same with neighbours (LOM)",
 }
 """Rows as tables and figures call them, in their order; others by their own names."""
 
@@ -93,6 +99,9 @@ OWN_WAY = {
     "ours@256+384": "ours, slower, voting",
     "res4e@320": "res4e, untrained, voting",
     "hyperpixel-flow": "Hyperpixel Flow (layers chosen by val **keypoints**)",
+    "gcnn": "gCNN, affine, then thin-plate",
+    "gcnn-affine": "gCNN, affine alone",
+    "gcnn-tps": "gCNN, thin-plate alone",
 }
 """Rows that move points in a way of their own; ours as users get it."""
 
@@ -435,7 +444,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "training speed": training_speed,
         "parts": stages,
     },
-    PEERS: {"own pf-pascal": partial(own_way, "pf-pascal"), "costs": costs},
+    PEERS: {**{f"own {name}": partial(own_way, name) for name in PAPERS}, "costs": costs},
     FIRST: {
         **{f"points {name}": partial(points, name, first=True) for name in RULES},
         **{f"regions {name}": partial(by_regions, name, first=True) for name in PAPERS},
