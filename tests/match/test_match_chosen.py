@@ -159,12 +159,14 @@ def test_a_reliability_of_another_matching_is_refused() -> None:
 
 def test_a_damaged_reliability_file_is_refused_and_a_missing_one_is_none(tmp_path: Path) -> None:
     assert Reliability.load(tmp_path) is None
-    for text in ("{", "[]", '{"format": "surefeat-reliability-4", "pair": [1]}', '{"a": 1}'):
+    for text in ("{", "[]", '{"format": "surefeat-reliability-5", "pair": [1]}', '{"a": 1}'):
         (tmp_path / "reliability.json").write_text(text)
         with pytest.raises(ValueError, match="fit it again"):
             Reliability.load(tmp_path)
-    (tmp_path / "reliability.json").write_text('{"format": "surefeat-reliability-2", "bias": 1}')
-    assert Reliability.load(tmp_path) is None  # an earlier version's answers another question
+    for earlier in (2, 4):  # whose answers are of another question, or of other signs
+        text = f'{{"format": "surefeat-reliability-{earlier}", "bias": 1}}'
+        (tmp_path / "reliability.json").write_text(text)
+        assert Reliability.load(tmp_path) is None
     a_reliability().save(tmp_path)
     assert Reliability.load(tmp_path) == a_reliability()
 
