@@ -98,7 +98,9 @@ class Visitor:
         place = {"x": CLICK[0] * box["width"], "y": CLICK[1] * box["height"]}
         photo.click(position=place)
         self.changed("photo1", before)
-        self.tab.wait_for_selector("#said table")
+        # The words may come after the picture.
+        places = r"() => /A \(\d/.test(document.querySelector('#said')?.innerText)"
+        self.tab.wait_for_function(places)
         return str(self.tab.inner_text("#said"))
 
 

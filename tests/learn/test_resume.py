@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sets import fit, make, settings
+from surefeat.cli.main import main
 from surefeat.learn.config import Config
 from surefeat.learn.runs import Run, locked
 from tiny import images, learn, same_bits, tiny, weights
@@ -28,15 +31,16 @@ KILLED = {f"{signal.SIGKILL:d}@6": [3, 4, 6], f"{signal.SIGKILL:d}@{CHECKPOINT}"
 STOPPED = [f"{signal.SIGINT:d}@6", f"{signal.SIGTERM:d}@6"]
 
 # Processes of their own, forked so that torch (and what optimisers import later) is imported once:
-# runs that send themselves a signal after a step, or in the middle of writing a checkpoint; then
-# two at a time, as torchrun starts them: all steps; the first 6; the last 6 of what one process
-# began; a stopped run.
+# runs that send themselves a signal after a step, or in the middle of writing a checkpoint, one of
+# them of boxes; then two at a time, as torchrun starts them: the first 6 steps; the last 6 of what
+# one process began; a stopped run.
 PROCESSES = """
 import os, signal, socket, sys, traceback
 import torch
 import torch._dynamo, torch.distributed
-import surefeat.learn.runs, surefeat.learn.pretrain
+import surefeat.boxes.train, surefeat.learn.runs, surefeat.learn.pretrain
 from pathlib import Path
+from sets import fit, settings
 from tiny import learn, tiny
 torch.set_num_threads(1)
 steps, write = surefeat.learn.pretrain.pair_steps, surefeat.learn.runs.write_bytes
@@ -67,13 +71,21 @@ def alone(number, when):
     surefeat.learn.pretrain.pair_steps = disturbed_steps
     surefeat.learn.runs.write_bytes = disturbed_write
     learn(source, root / os.environ["NAME"], tiny())
+def boxes(number):
+    steps = surefeat.boxes.train.box_steps
+    def disturbed_steps(*args, **more):
+        for step, taken in enumerate(steps(*args, **more)):
+            if step == 5:
+                os.kill(os.getpid(), number)
+            yield taken
+    surefeat.boxes.train.box_steps = disturbed_steps
+    fit(root / "few", root / "boxes", settings(epochs=4, log_every=2, checkpoint_every=4))
 def shared():
     def disturbed_steps(*args):
         for step, taken in enumerate(steps(*args)):
             if step == 4 and os.environ["RANK"] == "1":
                 os.kill(os.getpid(), signal.SIGTERM)
             yield taken
-    learn(source, root / "two", tiny())
     learn(source, root / "two-then-one", tiny(), steps=6)
     learn(source, root / "one-then-two", steps=12, resume=True)
     surefeat.learn.pretrain.pair_steps = disturbed_steps
@@ -82,6 +94,8 @@ for name in sys.argv[3:]:
     number, when = name.split("@")
     os.environ["NAME"] = name
     Path(root, name + ".status").write_text(str(status(apart(lambda: alone(int(number), when)))))
+os.environ["NAME"] = "boxes"
+Path(root, "boxes.status").write_text(str(status(apart(lambda: boxes(signal.SIGKILL)))))
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
@@ -118,6 +132,7 @@ def left(source: Path, begun: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """
     root = tmp_path_factory.mktemp("left")
     shutil.copytree(begun, root / "one-then-two")
+    make(root / "few", count=4, boxes=12)
     command = [sys.executable, "-c", PROCESSES, str(source), str(root), *KILLED, *STOPPED]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.stdout == "[1, 1]\n", done.stderr
@@ -169,14 +184,36 @@ def test_a_stop_signal_saves_and_the_run_resumes_to_the_same_bits(
     assert [row["loss"] for row in again] == [row["loss"] for row in whole]
 
 
+def test_a_killed_run_of_boxes_resumes_to_the_same_bits(left: Path) -> None:
+    out, config = left / "boxes", settings(epochs=4, log_every=2, checkpoint_every=4)
+    assert (left / "boxes.status").read_text() == str(-signal.SIGKILL)
+    assert Run.open(out).checkpoints()[-1].name == "checkpoint-00000004.safetensors"
+    again = fit(left / "few", out, config, init="nowhere.safetensors", resume=True)
+    whole = fit(left / "few", left / "whole-boxes", config)
+    assert same_bits(dict(again.state_dict()), dict(whole.state_dict()))
+    assert steps_logged(out) == steps_logged(left / "whole-boxes") == [2, 4, 6, 8, 10, 12]
+
+
 def assert_close(first: Path, second: Path) -> None:
     torch.testing.assert_close(weights(first), weights(second), rtol=1e-3, atol=2e-5)
 
 
-def test_two_processes_learn_what_one_does(left: Path, undisturbed: Path) -> None:
-    assert_close(left / "two", undisturbed)
-    both, alone = (Run.open(folder).metrics() for folder in (left / "two", undisturbed))
-    assert [row["step"] for row in both] == [row["step"] for row in alone]
+@pytest.mark.usefixtures("undrawn")
+def test_torchrun_with_two_processes_learns_what_one_does(source: Path, tmp_path: Path) -> None:
+    words = (
+        f"pretrain {source} --preset small --init none --device cpu --train.steps 6 --train.batch 4"
+        " --warp.size 32 --loss.points 24 --loss.ignore-radius 10 --loss.sigma-warmup 3"
+        " --data.side 48 --train.log-every 2 --train.check-every 0 --json --out"
+    )
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*start, "-m", "surefeat", *words.split(), str(tmp_path / "two")]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 6  # by the first process alone
+    main([*words.split(), str(tmp_path / "one")])
+    assert_close(tmp_path / "two", tmp_path / "one")
+    both, alone = (Run.open(tmp_path / name).metrics() for name in ("two", "one"))
+    assert [row["step"] for row in both] == [row["step"] for row in alone] == [2, 4, 6]
     losses = [[row["loss"] for row in rows] for rows in (both, alone)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 

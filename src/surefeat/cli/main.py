@@ -81,6 +81,7 @@ class Pretrain:
 
     def run(self) -> None:
         from surefeat.data.sources import CONTEXT
+        from surefeat.learn.loop import join_processes
         from surefeat.learn.pretrain import pretrain
         from surefeat.learn.runs import Run
 
@@ -96,6 +97,8 @@ class Pretrain:
             categories=self.categories,
             context=CONTEXT if self.context is None else self.context,
         )  # fmt: skip
+        if join_processes(self.device)[0].rank > 0:
+            return  # of torchrun's processes the first speaks, and draws, for all
         result = {
             "model": str(done.folder / "model"), "steps": done.progress.step,
             "seconds": round(done.progress.seconds, 1), "skipped": len(done.skipped),
