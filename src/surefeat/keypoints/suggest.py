@@ -1,9 +1,10 @@
-"""What to label next: photos that stand for many others, and for those that are still in doubt.
+"""What to label next: photos that stand for many others.
 
 Every photo becomes one vector, the mean of its cells by confidence, as `surefeat relate` has it. A
 photo covers another as far as their vectors resemble each other; chosen is, one after the other,
 the photo that adds most to what the chosen ones and those already labelled cover (facility
-location). Photos whose labels are in doubt count more.
+location). Labels serve the other photos: a photo covers itself no better than the best other one
+would, or the odd ones out, which only they themselves resemble, would all be chosen.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from torch import Tensor
 
 from surefeat.core import progress
 from surefeat.data.decode import Skipped
-from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
-from surefeat.keypoints.detector import KeypointDetector
-from surefeat.keypoints.transfer import photo_names, transfer
+from surefeat.data.keypoints import KeypointSet, read_coco
+from surefeat.keypoints.transfer import photo_names
 from surefeat.match.related import GRID
 from surefeat.match.search import even_grid, prepare
 from surefeat.match.votes import voting_grid
@@ -31,10 +31,10 @@ from surefeat.model.extract import extract_readable
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 
-LEAST_DOUBT = 0.25
-"""What a photo whose labels are beyond doubt still counts, beside 1 of one in full doubt."""
-
 _BATCH = 16
+
+# Entries of the table of resemblances held at once beside it; bounds memory.
+_CHUNK = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,9 @@ class Suggestion:
 
     photo: str
     gain: float
-    """What it adds to the covered share of all photos, by their doubt: in [0, 1]."""
+    """What it adds to what is covered, as a share of what all photos together cover."""
     stands_for: int
-    """Photos, itself too, that no other suggestion or labelled photo resembles more."""
-    doubt: float | None
-    """Of its labels so far, in [0, 1]; None where there are none to go by."""
+    """Photos, itself too, that no other suggestion or labelled photo covers better."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +54,7 @@ class Suggested:
 
     suggestions: tuple[Suggestion, ...]
     covered: float
-    """The share of all photos, by their doubt, that suggestions and labelled photos cover."""
+    """What suggestions and labelled photos cover, as a share of what all photos cover."""
     labelled: int
     """Photos among them that have labels already."""
     paths: dict[str, Path]
@@ -66,10 +64,9 @@ class Suggested:
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         rows = [
-            {"photo": one.photo, "gain": round(one.gain, 4), "stands_for": one.stands_for,
-             "doubt": None if one.doubt is None else round(one.doubt, 4)}
+            {"photo": one.photo, "gain": round(one.gain, 4), "stands_for": one.stands_for}
             for one in self.suggestions
-        ]  # fmt: skip
+        ]
         return {
             "suggestions": rows, "covered": round(self.covered, 4), "labelled": self.labelled,
             "skipped": [{"photo": s.name, "reason": s.reason} for s in self.skipped],
@@ -84,20 +81,17 @@ def suggest(
     count: int = 10,
     labels: str | Path | KeypointSet | None = None,
     images: str | Path | None = None,
-    detector: KeypointDetector | None = None,
     quiet: bool = True,
 ) -> Suggested:
     """Photos (a folder, or photos and folders) -> the `count` whose labels would help most.
 
     labels: what is labelled already (a COCO json, its photos under `images`, default: beside it;
-    or a set): those photos count as chosen, and how doubtful their labels are on the others
-    (keypoints.transfer) says where more are needed; a detector fitted on them says it instead,
-    where one is given. Photos that cannot be read are skipped and listed.
+    or a set): those photos count as chosen. Photos that cannot be read are skipped and listed.
     """
     if count < 1:
         raise ValueError(f"count is {count}; suggest at least 1 photo")
     names = photo_names(photos)
-    model = model or (detector.model if detector else DenseFeatures.from_pretrained())
+    model = model or DenseFeatures.from_pretrained()
     known = read_coco(labels, images=images) if isinstance(labels, str | Path) else labels
     skipped: list[Skipped] = []
     vectors = photo_vectors(list(names), model, skipped, quiet=quiet)
@@ -106,19 +100,21 @@ def suggest(
     paths = list(vectors)
     done = {os.path.realpath(item.image.path) for item in known.objects} if known else set()
     labelled = [row for row, path in enumerate(paths) if os.path.realpath(path) in done]
-    doubts = _doubts(paths, labelled, model, known, detector, quiet=quiet)
-    table = torch.stack(list(vectors.values()))
-    order, gains = cover(table, doubts, count=count, chosen=labelled)
-    owners = _owners(table, [*labelled, *order])
+    alike = for_others(resemblance(torch.stack(list(vectors.values()))), torch.arange(len(paths)))
+    shares = torch.full((len(paths),), 1 / len(paths))
+    order, gains = cover(alike, shares, count=count, chosen=labelled)
+    owners = alike[[*labelled, *order]].argmax(0)
+    owners[[*labelled, *order]] = torch.arange(len(labelled) + len(order))
+    most = float(alike.amax(0) @ shares)
     suggestions = tuple(
         Suggestion(
-            names[paths[row]], gain, int((owners == len(labelled) + place).sum()),
-            None if doubts is None else float(doubts[row]),
+            names[paths[row]], gain / most if most else 0.0,
+            int((owners == len(labelled) + place).sum()),
         )
         for place, (row, gain) in enumerate(zip(order, gains, strict=True))
     )  # fmt: skip
     return Suggested(
-        suggestions, covered_share(table, doubts, [*labelled, *order]), len(labelled),
+        suggestions, covered_share(alike, shares, [*labelled, *order]), len(labelled),
         {names[path]: path for path in paths}, tuple(_renamed(skipped, names)),
     )  # fmt: skip
 
@@ -160,69 +156,55 @@ def resemblance(vectors: Tensor) -> Tensor:
     return (vectors @ vectors.T).clamp(0, 1)
 
 
+def for_others(alike: Tensor, owners: Tensor) -> Tensor:
+    """(N, M) with what a photo covers of its own lowered to what the best other photo covers of it.
+
+    alike: how far each photo covers M things; owners (M,): the photo each of them is of.
+    """
+    if len(alike) < 2:
+        return alike
+    things = torch.arange(alike.shape[1], device=alike.device)
+    alike = alike.clone()
+    alike[owners, things] = 0
+    alike[owners, things] = alike.amax(0)
+    return alike
+
+
 def cover(
-    vectors: Tensor, doubts: Tensor | None, *, count: int, chosen: Sequence[int] = ()
+    alike: Tensor, shares: Tensor, *, count: int, chosen: Sequence[int] = ()
 ) -> tuple[list[int], list[float]]:
     """Up to `count` more rows of N, each adding most to what all chosen cover, and what it adds.
 
-    vectors (N, K) unit length; doubts (N,) in [0, 1]; chosen: rows that are there already.
+    alike (N, M) in [0, 1]: how far each row covers M things, which count by shares (M,); chosen:
+    rows that are there already.
     """
-    alike = resemblance(vectors)
-    weights = _weights(doubts, len(vectors))
-    covered = alike[list(chosen)].amax(0) if len(chosen) else torch.zeros(len(vectors))
-    free = torch.ones(len(vectors), dtype=torch.bool)
+    covered = _covered(alike, chosen)
+    free = torch.ones(len(alike), dtype=torch.bool, device=alike.device)
     free[list(chosen)] = False
+    step = max(1, _CHUNK // alike.shape[1])
     order: list[int] = []
     gains: list[float] = []
-    while len(order) < min(count, int(len(vectors) - len(chosen))):
-        gain = (alike - covered).clamp_min(0) @ weights
-        best = int(gain.masked_fill(~free, -1.0).argmax())
+    while len(order) < count and bool(free.any()):
+        parts = [
+            (part.float() - covered).clamp_min(0) @ shares for part in torch.split(alike, step)
+        ]
+        gain = torch.cat(parts).masked_fill(~free, -1.0)
+        best = int(gain.argmax())
         order.append(best)
         gains.append(float(gain[best]))
-        covered = torch.maximum(covered, alike[best])
+        covered = torch.maximum(covered, alike[best].float())
         free[best] = False
     return order, gains
 
 
-def covered_share(vectors: Tensor, doubts: Tensor | None, chosen: Sequence[int]) -> float:
-    """In [0, 1]: how much of all photos, by their doubt, rows `chosen` cover."""
+def covered_share(alike: Tensor, shares: Tensor, chosen: Sequence[int]) -> float:
+    """In [0, 1]: what rows `chosen` cover of what all rows cover."""
+    most = float(alike.amax(0).float() @ shares)
+    return float(_covered(alike, chosen) @ shares) / most if most else 0.0
+
+
+def _covered(alike: Tensor, chosen: Sequence[int]) -> Tensor:
+    """(M,): how far each thing is covered by the chosen rows."""
     if not len(chosen):
-        return 0.0
-    return float(resemblance(vectors)[list(chosen)].amax(0) @ _weights(doubts, len(vectors)))
-
-
-def _weights(doubts: Tensor | None, count: int) -> Tensor:
-    """(N,), adding up to 1."""
-    raw = torch.ones(count) if doubts is None else LEAST_DOUBT + (1 - LEAST_DOUBT) * doubts
-    return raw / raw.sum()
-
-
-def _owners(vectors: Tensor, chosen: Sequence[int]) -> Tensor:
-    """(N,): which of the chosen each photo resembles most."""
-    return (vectors[list(chosen)] @ vectors.T).argmax(0)
-
-
-def _doubts(
-    paths: Sequence[Path], labelled: Sequence[int], model: DenseFeatures,
-    known: KeypointSet | None, detector: KeypointDetector | None, *, quiet: bool,
-) -> Tensor | None:  # fmt: skip
-    """(N,) in [0, 1] of every photo's labels: 0 of labelled ones; None where nothing is known."""
-    rest = [path for row, path in enumerate(paths) if row not in set(labelled)]
-    if not rest or (detector is None and known is None):
-        return None
-    if detector is not None:
-        kinds = [category.name for category in detector.categories]
-        objects: Sequence[Labelled] = [
-            item for kind in kinds for item in detector.predict(rest, category=kind)
-        ]
-    else:
-        assert known is not None
-        objects = transfer(known, rest, model, quiet=quiet).objects
-    doubt = {str(path): 1.0 for path in rest}
-    for item in objects:
-        known_parts = item.points.isfinite().all(-1)
-        if item.scores is not None and bool(known_parts.any()):
-            # Of several objects or categories the surest speaks: the others may not be there.
-            sure = float(item.scores[known_parts].mean())
-            doubt[item.image.path] = min(doubt[item.image.path], 1 - sure)
-    return torch.tensor([doubt.get(str(path), 0.0) for path in paths])
+        return torch.zeros(alike.shape[1], device=alike.device)
+    return alike[list(chosen)].amax(0).float()
