@@ -36,7 +36,7 @@ from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import fit_head
 from surefeat.keypoints.head import find_points
-from surefeat.keypoints.suggest import cover, for_others, resemblance
+from surefeat.keypoints.suggest import KEPT, cover, for_others
 from surefeat.keypoints.views import CutObjects, ObjectViews, ViewStore, cut_objects, maps_of
 from surefeat.match.related import GRID
 from surefeat.match.search import even_grid
@@ -50,8 +50,6 @@ HEAD = KeypointConfig(size=192, hidden=32, views=3, least_views=0)
 LABELS = (5, 10, 20)
 DRAWS = 3
 FINAL = ("birds", "car", "aeroplane")
-KEPT = 49
-"""Cells of a photo that are compared, those that weigh most."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,8 @@ def by_means(seen: Seen, vectors: Tensor, weights: Tensor) -> tuple[Tensor, Tens
     """Things are photos: covered as far as the means of the cells resemble each other."""
     shares = F.normalize(weights, p=1, dim=1)
     means = (shares[..., None] * vectors).sum(1)
-    return _of_photos(resemblance(F.normalize(means - seen.centre, dim=1)))
+    means = F.normalize(means - seen.centre, dim=1)
+    return _of_photos((means @ means.T).clamp(0, 1))
 
 
 def _of_photos(alike: Tensor) -> tuple[Tensor, Tensor]:

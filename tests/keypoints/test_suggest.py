@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,19 @@ import sets
 import tiny
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import KeypointSet, read_coco
-from surefeat.keypoints.suggest import cover, covered_share, for_others, resemblance, suggest
+from surefeat.keypoints import suggest as subject
+from surefeat.keypoints.suggest import (
+    KEPT,
+    Kind,
+    Looked,
+    PhotoGrid,
+    compare,
+    cover,
+    covered_share,
+    for_others,
+    suggest,
+)
+from surefeat.model.config import POINT_WEIGHTS
 
 GROUPS = 6
 
@@ -30,10 +43,49 @@ def groups(seed: int, *, spread: float = 0.05) -> tuple[Tensor, Tensor]:
     return F.normalize(centres[kind] + noise, dim=1), kind
 
 
+def resemblance(vectors: Tensor) -> Tensor:
+    return (vectors @ vectors.T).clamp(0, 1)
+
+
 def table(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """How far the photos cover each other, and equal shares."""
     count = len(vectors)
     return for_others(resemblance(vectors), torch.arange(count)), torch.full((count,), 1 / count)
+
+
+def unit(*size: int, seed: int, spread: float = 1.0, around: Tensor | None = None) -> Tensor:
+    noise = torch.randn(*size, generator=tiny.generator(seed)) * spread
+    return F.normalize(noise if around is None else around + noise, dim=-1)
+
+
+def noise_grids(cells: list[int]) -> list[PhotoGrid]:
+    """Photos of so many cells that have nothing in common."""
+    return [
+        PhotoGrid(
+            unit(n, 4, seed=seed), unit(n, 6, seed=100 + seed),
+            0.5 + torch.rand(n, generator=tiny.generator(200 + seed)),
+            torch.rand(n, generator=tiny.generator(300 + seed)),
+        )
+        for seed, n in enumerate(cells)
+    ]  # fmt: skip
+
+
+def photos_of(kinds: list[int], *, cells: int = 100, things: int = 30) -> list[PhotoGrid]:
+    """Photos whose first `things` cells are of a thing of their kind, all others sky, which the
+    cohort knows; all cells are as confident."""
+    sky = unit(16, seed=90)
+    grids = []
+    for seed, kind in enumerate(kinds):
+        thing = unit(things, 16, seed=kind)
+        lower = torch.cat([thing, sky.expand(cells - things, -1)])
+        lower = unit(cells, 16, seed=50 + seed, spread=0.05, around=lower)
+        common = torch.where(torch.arange(cells) < things, 0.2, 0.99)
+        grids.append(PhotoGrid(lower[:, :8], lower, torch.ones(cells), common))
+    return grids
+
+
+def as_looked(grids: list[PhotoGrid]) -> Looked:
+    return compare(iter([(Path(f"{number}.png"), grid) for number, grid in enumerate(grids)]))
 
 
 def random_table(seed: int, *, photos: int = 9, things: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,6 +190,115 @@ def test_a_photo_of_the_kind_without_labels_is_chosen() -> None:
         del first[missing]
         order, _ = cover(*table(vectors), count=1, chosen=first)
         assert int(kind[order[0]]) == missing
+
+
+def test_what_photos_cover_of_each_other_is_what_a_slow_loop_finds() -> None:
+    grids = noise_grids([60, 20, 75])
+    looked = as_looked(grids)
+    kept = [_slow_kept(grids, number) for number in range(len(grids))]
+    for covered, (cells, shares) in enumerate(kept):
+        for place in range(KEPT):
+            column = covered * KEPT + place
+            share = shares[place] / len(grids) if place < len(cells) else 0.0
+            assert float(looked.shares[column]) == pytest.approx(share, abs=1e-6)
+            if place >= len(cells):
+                continue
+            best = [
+                max(_slow_similarity(grids[covered], cells[place], grids[i], c) for c in kept[i][0])
+                for i in range(len(grids))
+            ]
+            best[covered] = max(value for i, value in enumerate(best) if i != covered)
+            expected = torch.tensor(best).clamp(0, 1)
+            torch.testing.assert_close(
+                looked.alike[:, column].float(), expected, atol=1e-3, rtol=0
+            )  # fmt: skip
+
+
+def _slow_kept(grids: list[PhotoGrid], number: int) -> tuple[list[int], list[float]]:
+    """The cells that count most and their shares, as the docstring has it."""
+    every = [_slow_excess(grids, i) for i in range(len(grids))]
+    flat = sorted(value for some in every for value in some)
+    middle = flat[(len(flat) - 1) // 2]
+    confidence = grids[number].confidence.tolist()
+    weights = [
+        c * c * max(e - middle, 1e-6) for c, e in zip(confidence, every[number], strict=True)
+    ]
+    cells = sorted(range(len(weights)), key=lambda n: -weights[n])[:KEPT]
+    return cells, [weights[n] / sum(weights[c] for c in cells) for n in cells]
+
+
+def _slow_excess(grids: list[PhotoGrid], number: int) -> list[float]:
+    own, found = grids[number], []
+    assert own.common is not None
+    for n in range(len(own.lower)):
+        best = []
+        for other, grid in enumerate(grids):
+            surest = sorted(range(len(grid.lower)), key=lambda c: -float(grid.confidence[c]))
+            if other != number:
+                best.append(max(float(own.lower[n] @ grid.lower[c]) for c in surest[:KEPT]))
+        found.append(sum(best) / len(best) - float(own.common[n]))
+    return found
+
+
+def _slow_similarity(grid0: PhotoGrid, cell0: int, grid1: PhotoGrid, cell1: int) -> float:
+    descriptors = float(grid0.descriptors[cell0] @ grid1.descriptors[cell1])
+    lower = float(grid0.lower[cell0] @ grid1.lower[cell1])
+    both = POINT_WEIGHTS[0] * descriptors + POINT_WEIGHTS[1] * lower
+    return both / sum(POINT_WEIGHTS)
+
+
+def test_cells_count_that_other_photos_resemble_and_the_cohort_does_not() -> None:
+    grids = photos_of([1] * 6)
+    kind = Kind.of(grids)
+    sky = grids[0].lower[-1]
+    for grid in grids:
+        vectors, shares = kind.kept(grid)
+        is_sky = vectors[:, 8:] @ sky > 0.7
+        assert shares[is_sky].sum() < 0.1  # of 70 % of the cells
+        assert float(shares.sum()) == pytest.approx(1)
+
+
+def test_without_a_cohort_or_another_photo_confidence_alone_counts() -> None:
+    (plain,) = noise_grids([KEPT])
+    bare = [replace(grid, common=None) for grid in noise_grids([KEPT, KEPT])]
+    for grid, grids in ((plain, [plain]), (bare[0], bare)):
+        _, shares = Kind.of(grids).kept(grid)
+        squares = grid.confidence.square().sort(descending=True).values
+        torch.testing.assert_close(shares, squares / squares.sum())
+
+
+def test_a_photo_of_an_uncovered_kind_is_chosen_whatever_sky_is_behind_it() -> None:
+    kinds = [1] * 8 + [2] * 4 + [3] * 3
+    looked = as_looked(photos_of(kinds))
+    order, _ = cover(looked.alike, looked.shares, count=3)
+    assert sorted(kinds[row] for row in order) == [1, 2, 3]
+    assert sorted(looked.stands_for(order)) == [3, 4, 8]
+    order, _ = cover(looked.alike, looked.shares, count=1, chosen=[0, 12])
+    assert kinds[order[0]] == 2
+
+
+def test_of_a_large_folder_a_part_says_what_is_to_be_covered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds = [1, 2] * 12
+    monkeypatch.setattr(subject, "_REFERENCES", 4)
+    monkeypatch.setattr(subject, "_ASKED", 8)
+    looked = as_looked(photos_of(kinds))
+    assert looked.alike.shape == (24, 8 * KEPT)
+    assert len(looked.paths) == 24
+    order, _ = cover(looked.alike, looked.shares, count=2)
+    assert sorted(kinds[row] for row in order) == [1, 2]
+    assert looked.stands_for(order) == [12, 12]
+    assert covered_share(looked.alike, looked.shares, range(24)) == pytest.approx(1)
+
+
+def test_every_beginning_of_the_order_is_spread_over_all_photos() -> None:
+    paths = [Path(f"{number:03}") for number in range(100)]
+    order = [int(path.name) for path in subject._spread(paths)]
+    assert sorted(order) == list(range(100))
+    for count in (8, 16, 32):
+        widest = max(b - a for a, b in pairwise([*sorted(order[:count]), 100]))
+        assert widest <= 2 * 100 / count + 4
 
 
 @pytest.fixture(scope="module")
