@@ -127,7 +127,7 @@ class KeypointsTransfer:
 
 @dataclass(frozen=True)
 class KeypointsSuggest:
-    """Which photos to label next: those that stand for many others, and for doubtful ones.
+    """Which photos to label next: those that stand for many others.
 
     Writes suggest.json, suggest.txt (a name per line) and sheet.png.
     """
@@ -137,12 +137,9 @@ class KeypointsSuggest:
     count: int = 10
     """How many to suggest."""
     labels: Path | None = None
-    """COCO keypoints json of what is labelled already: the photos need not be labelled again, and
-    where its labels are in doubt more are asked for."""
+    """COCO keypoints json of what is labelled already: those photos count as chosen."""
     images: Path | None = None
     """Where its photos are; by default beside it."""
-    detector: Path | None = None
-    """A detector fitted on the labels, whose doubt is used instead of matching's; quicker."""
     out: Path = Path("suggest")
     """Folder for suggest.json, suggest.txt and sheet.png."""
     model: Model = None
@@ -151,17 +148,15 @@ class KeypointsSuggest:
 
     def run(self) -> None:
         from surefeat.core.files import write_json, write_text
-        from surefeat.keypoints.detector import KeypointDetector
         from surefeat.keypoints.suggest import suggest
         from surefeat.model.network import DenseFeatures
 
         if not self.photos:
             raise ValueError("no photos are given; name the folder to choose from")
         model = DenseFeatures.from_pretrained(self.model, device=self.device)
-        detector = KeypointDetector.load(self.detector, model) if self.detector else None
         suggested = suggest(
             self.photos if len(self.photos) > 1 else self.photos[0], model, count=self.count,
-            labels=self.labels, images=self.images, detector=detector, quiet=self.json,
+            labels=self.labels, images=self.images, quiet=self.json,
         )  # fmt: skip
         write_json(self.out / "suggest.json", suggested.to_dict())
         names = [one.photo for one in suggested.suggestions]
@@ -179,10 +174,7 @@ def _draw_suggested(suggested: Suggested, out: Path) -> None:
         from surefeat.show.objects import photo_sheet
         from surefeat.show.style import write_figure
 
-        notes = [
-            f"stands for {one.stands_for}" + (f", doubt {one.doubt:.2f}" if one.doubt else "")
-            for one in suggested.suggestions
-        ]
+        notes = [f"stands for {one.stands_for}" for one in suggested.suggestions]
         photos = [suggested.paths[one.photo] for one in suggested.suggestions]
         label = f"{len(photos)} photos to label, the most useful first."
         write_figure(photo_sheet(photos, notes, label=label), out / "sheet.png")
