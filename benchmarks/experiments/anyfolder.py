@@ -195,8 +195,10 @@ class Set:
         return dict(zip(self.pixels, model.extract(list(self.pixels.values())), strict=True))
 
     def every(self, step: int) -> Set:
-        """Each step-th pair alone."""
-        return replace(self, pairs=self.pairs[::step])
+        """Each step-th pair alone, and its photos."""
+        pairs = self.pairs[::step]
+        used = {path for pair in pairs for path in (pair.image0, pair.image1)}
+        return Set(pairs, {path: one for path, one in self.pixels.items() if path in used})
 
 
 class KeptFeatures(Mapping[Path, Features]):
@@ -279,7 +281,8 @@ def models(
 
 def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Model -> set -> way -> PCK at 0.05 and 0.1."""
-    sets, scores = load_sets(args), dict[str, Any]()
+    sets = {name: one.every(args.every) for name, one in load_sets(args).items()}
+    scores = dict[str, Any]()
     for title, model, names in models(args, device):
         scores[title] = {}
         for name in names:
@@ -376,6 +379,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("anyfolder.json"))
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--without-sigma", action="store_true")
+    parser.add_argument("--every", type=int, default=1, help="measure: of the pairs each n-th")
     parser.add_argument("--tries", type=int, default=40)
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
@@ -391,7 +395,7 @@ def main() -> None:
     recipes = {name: asdict(recipe) for name, recipe in RECIPES.items()}
     write_json(args.out, {
         "row": "search", "benchmark": "pf-pascal and birds", "split": "development pairs",
-        "metrics": stored | {args.stage: part}, "config": {"recipes": recipes},
+        "metrics": stored | {args.stage: part}, "config": {"recipes": recipes, "every": args.every},
         "weights_sha256": None, **environment(device),
     })  # fmt: skip
 
