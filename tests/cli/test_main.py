@@ -340,6 +340,12 @@ def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"surefeat {surefeat.__version__}\n"
 
 
+def test_usage_is_not_broken_in_the_middle_of_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert capsys.readouterr().out.startswith("usage: surefeat [-h] COMMAND\n")
+
+
 def test_surefeat_alone_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([])

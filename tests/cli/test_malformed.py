@@ -215,8 +215,8 @@ def test_lines_of_a_log_that_are_none_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    ["--side 0", "--side -5", "--count 0", "--points nan nan", "--device xpu", "--device meta",
-     "--device cpu:5", "--regions -1"],
+    ["--side 0", "--side 1000000", "--side -5", "--count 0", "--points nan nan", "--device xpu",
+     "--device meta", "--device cpu:5", "--regions -1"],
 )  # fmt: skip
 def test_match_refuses_options_that_cannot_work(
     photos: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
@@ -252,6 +252,66 @@ def test_counts_of_nothing_are_refused(
     command: str,
 ) -> None:  # fmt: skip
     refused(command.format(out=tmp_path / "o", model=model_folder, photos=photos), capsys)
+
+
+def test_match_names_the_flag_that_cannot_work(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = sorted(photos.glob("*.png"))[:2]
+    said = refused(f"match {first} {second} --out {tmp_path / 'm'} --regions -5", capsys)
+    assert said.startswith("surefeat: --regions is -5")
+
+
+@pytest.mark.parametrize("inside", ["", "/deeper"])
+def test_a_file_where_a_folder_has_to_be_is_named_with_the_fix(
+    photos: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    inside: str,
+) -> None:  # fmt: skip
+    first, second = sorted(photos.glob("*.png"))[:2]
+    file = tmp_path / "file"
+    file.touch()
+    said = refused(f"match {first} {second} --model {model_folder} --out {file}{inside}", capsys)
+    assert said.startswith(f"surefeat: {file}{inside} ")
+    assert "where a folder has to be; pass another" in said
+
+
+def test_a_list_that_is_no_utf8_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pairs.csv"
+    file.write_bytes(b"source_image,target_image,class,XA,YA,XB,YB\ncaf\xe9.jpg,b,c,1,1,1,1\n")
+    assert refused(f"evaluate pairs {file}", capsys).endswith(
+        "pairs.csv is not UTF-8 text; save it as UTF-8\n"
+    )
+
+
+@pytest.mark.parametrize("content", [b"null", b"\xff\x00" * 300, b"[" * 100_000, b'{"a": NaN}'])
+def test_what_is_no_coco_file_is_said_without_pythons_words_or_its_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    file = tmp_path / "labels.json"
+    file.write_bytes(content)
+    said = refused(f"keypoints fit {file} --out {tmp_path / 'd'}", capsys)
+    assert "is not a COCO file (" in said
+    assert "Error" not in said
+    assert "\\x" not in said
+    assert len(said) < 300
+
+
+def test_weights_of_no_known_kind_are_one_line(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "weights.npz"
+    file.write_bytes(b"PK\x05\x06" + bytes(18))
+    said = refused(f"pretrain {photos} --out {tmp_path / 'r'} --init {file}", capsys)
+    assert "no weights that can be read; pass a .safetensors file" in said
+
+
+def test_an_unknown_option_is_named_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused("extract photos --out x --count 3", capsys)
+    assert (
+        said == "surefeat: there is no option --count; surefeat extract --help says what there is\n"
+    )
 
 
 def test_names_of_results_lead_to_no_other_folder(

@@ -168,7 +168,9 @@ def test_a_stop_signal_saves_and_the_run_resumes_to_the_same_bits(
 ) -> None:
     out = left / name
     said = (left / f"{name}.said").read_text()
-    assert said.endswith("KeyboardInterrupt: stopped after step 7; checkpoint saved\n")
+    assert said.endswith(
+        "KeyboardInterrupt: stopped after step 7; checkpoint saved; --resume goes on\n"
+    )
     checkpoint = Run.open(out).load_checkpoint()
     assert checkpoint is not None
     assert checkpoint.step == 7
@@ -239,7 +241,9 @@ def test_a_run_goes_on_with_another_number_of_processes(
 def test_a_signal_to_one_process_stops_all_at_the_same_step(left: Path) -> None:
     for rank in (0, 1):
         said = (left / f"rank-{rank}.said").read_text()
-        assert said.endswith("KeyboardInterrupt: stopped after step 10; checkpoint saved\n")
+        assert said.endswith(
+            "KeyboardInterrupt: stopped after step 10; checkpoint saved; --resume goes on\n"
+        )
     assert Run.open(left / "stopped").checkpoints()[-1].name.startswith("checkpoint-00000010")
 
 

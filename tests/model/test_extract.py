@@ -10,6 +10,7 @@ import torch
 
 from hostile import strange_names
 from surefeat.cli.main import main
+from surefeat.data.decode import SourceError
 from surefeat.data.drawn import write_folder
 from surefeat.model.config import ModelConfig
 from surefeat.model.extract import extract_to_folder
@@ -202,6 +203,14 @@ def test_names_that_are_no_text_too_long_or_several_lines_are_listed_on_one(
     assert "cannot hold" in lines[3]
     again = extract_to_folder([folder], out, model=model, quiet=True)
     assert (again.written, again.already_there, len(again.skipped)) == (0, 5, 4)
+
+
+def test_an_extract_that_could_read_nothing_is_an_error(tmp_path: Path) -> None:
+    model = DenseFeatures(ModelConfig(trunk="small", channels=8))
+    (tmp_path / "list.txt").write_text("a.png\n")
+    with pytest.raises(SourceError, match=r"none of 1 images can be read; .*--format parquet"):
+        extract_to_folder([tmp_path / "list.txt"], tmp_path / "out", model=model, quiet=True)
+    assert (tmp_path / "out" / "skipped-0.txt").is_file()
 
 
 def test_nothing_to_extract_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from surefeat.learn.config import Config, preset
 from surefeat.learn.pretrain import pretrain
 from surefeat.learn.runs import Run
 from surefeat.show.page import Number, Section, write_page
-from surefeat.show.report import write_report
+from surefeat.show.report import _examples, write_report
 
 HOSTILE = "<script>alert('$x$')<&.png"
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -203,6 +203,27 @@ def test_report_draws_the_images_a_run_left_behind(run: Path, tmp_path: Path) ->
     shutil.copy(run / "config.json", tmp_path / "config.json")
     write_folder(tmp_path / "examples", count=2, size=64, seed=0)
     assert "Warped views" in Page(write_report(tmp_path)).texts["h2"]
+
+
+def test_held_out_photos_have_their_own_names(run: Path) -> None:
+    names = json.loads((run / "images.json").read_text())["held_out_names"]
+    assert names
+    shown = [name for name, _ in _examples(Run.open(run), ())]
+    assert shown == [Path(name).name for name in names[: len(shown)]]
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(("before", "said"), [(0.99, True), (0.0, False)])
+def test_a_check_that_fell_is_explained(
+    run: Path, tmp_path: Path, before: float, said: bool
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    for name, value in (("before.json", before), ("summary.json", 0.5)):
+        about = json.loads((copy / name).read_text())
+        about["self_check"]["accuracy@0.1"] = value
+        (copy / name).write_text(json.dumps(about))
+    shown = " ".join(Page(write_report(copy)).texts["p"])
+    assert ("It was higher before training" in shown) is said
 
 
 def test_a_named_image_that_is_none_is_an_error(run: Path) -> None:

@@ -126,7 +126,8 @@ def _command(argv: Sequence[str]) -> list[str]:
 
 
 def _fault(what: str, more: str, command: str) -> str:
-    if unknown := re.match(r"Unrecognized (?:or misplaced )?options: ([^,]+)", what):
+    what = re.sub(r" \(applied to [^)]*\)", "", what)
+    if unknown := re.match(r"Unrecognized (?:or misplaced )?options: ([^, ]+)", what):
         return _unknown(unknown[1], more, command)
     if wrong := re.match(r"Error parsing (\S+): .*?(\[.*?\]|'[^']*')\.?(?: Got|$)", what):
         given = " ".join(re.findall(r"'([^']*)'", wrong[2]))
@@ -153,7 +154,9 @@ def _unknown(word: str, more: str, command: str) -> str:
     if not word.startswith("-"):
         return f"{word!r} is one too many"
     alike = re.search(r"Perhaps you meant: (--[\w.-]+)", more)
-    meant = f"; perhaps {alike[1]}" if alike and f"in {command} --help" in more else ""
+    meant = ""
+    if alike and alike[1] != word and f"in {command} --help" in more:
+        meant = f"; perhaps {alike[1]}"
     return f"there is no option {word}{meant}"
 
 
@@ -164,6 +167,7 @@ def rewritten(text: str, command: str, *, columns: int) -> str:
     if first is None:
         return text
     head = "\n".join(_plain(line) if line.startswith("usage:") else line for line in lines[:first])
+    head = re.sub(r"\{[a-z-]+(?:,\s*[a-z-]+)+\}", "COMMAND", head)
     groups = _ordered([_cleaned(group) for group in _groups(lines[first:])], command)
     blocks = [textwrap.fill(part, columns) for part in head.strip().split("\n\n")]
     blocks += [_set(group, columns) for group in groups if group.entries]

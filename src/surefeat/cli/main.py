@@ -27,6 +27,7 @@ from surefeat.cli.output import (
     Json,
     Model,
     Tiles,
+    in_a_line,
     read_points,
     say,
     say_aside,
@@ -340,7 +341,7 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         if "-X" in sys.orig_argv or logging.getLogger().isEnabledFor(logging.DEBUG):
             raise
-        say_aside(f"surefeat: {error}")
+        say_aside(f"surefeat: {in_a_line(error)}")
         sys.exit(2)
 
 

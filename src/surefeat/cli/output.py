@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -60,6 +62,25 @@ def _in_words(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_in_words, value)) or "none"
     return str(value)
+
+
+_CURES = {
+    errno.EEXIST: "is a file where a folder has to be; pass another --out",
+    errno.ENOTDIR: "leads through a file where a folder has to be; pass another path",
+    errno.ENOENT: "does not exist and cannot be made; check the path",
+    errno.EACCES: "may not be read or written by you; check permissions or pass another path",
+    errno.EPERM: "may not be read or written by you; check permissions or pass another path",
+    errno.EROFS: "lies on a disk that cannot be written; pass another --out",
+    errno.EISDIR: "is a folder where a file has to be; pass another path",
+}
+
+
+def in_a_line(error: Exception) -> str:
+    """What went wrong and the fix, on one line; the system's own words about a path made plain."""
+    cure = _CURES.get(error.errno or 0) if isinstance(error, OSError) else None
+    if isinstance(error, OSError) and cure and isinstance(error.filename, str | bytes):
+        return f"{os.fsdecode(error.filename)} {cure}"
+    return " ".join(str(error).split())
 
 
 def say_not_drawn(what: str, error: ImportError) -> None:

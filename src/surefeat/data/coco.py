@@ -148,7 +148,7 @@ def read_annotations(path: Path, *, strict: bool = True) -> Coco:
         kinds = {entry["id"]: (str(entry["name"]), entry) for entry in known}
         entries = [dict(entry) for entry in data["annotations"]]
     except _WRONG as error:
-        raise SourceError(f"{path} is not a COCO file ({error!r}); {_FIX}") from error
+        raise SourceError(f"{path} is not a COCO file ({_why(error)}); {_FIX}") from error
     try:
         categories = {
             key: make_category(
@@ -170,10 +170,25 @@ def read_annotations(path: Path, *, strict: bool = True) -> Coco:
     return Coco(tuple(images.values()), tuple(categories.values()), _inclusive(annotations))
 
 
+def _why(error: Exception) -> str:
+    """Why a file cannot be meant, without Python's words or the file's own bytes."""
+    if isinstance(error, UnicodeDecodeError):
+        return "no UTF-8 text"
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON at line {error.lineno}"
+    if isinstance(error, KeyError):
+        return f"without {error.args[0]!r}"
+    return "nested too deeply" if isinstance(error, RecursionError) else "laid out otherwise"
+
+
 def _skeleton(entry: dict[str, Any]) -> list[tuple[int, int]]:
     """COCO counts its keypoints from 1 here; without keypoints there is nothing to join."""
     lines = entry.get("skeleton") if entry.get("keypoints") else None
-    return [(int(first) - 1, int(second) - 1) for first, second in lines or ()]
+    try:
+        return [(int(first) - 1, int(second) - 1) for first, second in lines or ()]
+    except (TypeError, ValueError) as error:
+        what = f"category {entry.get('name')!r} has a skeleton that is no list of pairs"
+        raise ValueError(f"{what}; join two keypoints each, such as [[1, 2]]") from error
 
 
 def _image(entry: dict[str, Any]) -> CocoImage:

@@ -69,8 +69,10 @@ def list_rows(path: Path, required: tuple[str, ...]) -> Iterator[tuple[str, dict
                 if None in row or None in row.values():
                     raise ValueError(f"{where}: wants {len(reader.fieldnames or ())} fields")
                 yield where, row
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 text; save it as UTF-8") from error
         except csv.Error as error:
-            raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+            raise ValueError(f"{path}, line {reader.line_num}: {error}; correct it") from error
 
 
 def parse_points(row: dict[str, str], x: str, y: str, *, first_pixel: int) -> Tensor:

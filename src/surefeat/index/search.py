@@ -203,9 +203,10 @@ class PartIndex:
         ValueError: it is damaged, another kind of folder, or another model's.
         """
         folder = Path(folder)
-        fix = "index the photos again: surefeat index PHOTOS --out"
+        fix = "index the photos again: surefeat index PHOTOS --out INDEX"
         if not (folder / ABOUT).is_file():
-            raise FileNotFoundError(f"no index in {folder}; make one: surefeat index PHOTOS --out")
+            made = f"surefeat index PHOTOS --out {folder}"
+            raise FileNotFoundError(f"no index in {folder}; make one: {made}")
         about = read_about(folder)
         if about.weights_sha256 != weights:
             what = f"{folder} was made by another model (weights {about.weights_sha256[:12]})"

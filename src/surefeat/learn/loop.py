@@ -228,7 +228,7 @@ def save_if_due(job: Job, values: Values, *, asked: bool) -> bool:
     if job.schedule.saves(step) or level or asked:
         save_checkpoint(job)
     if asked and not level:
-        raise KeyboardInterrupt(f"stopped after step {step}; checkpoint saved")
+        raise KeyboardInterrupt(f"stopped after step {step}; checkpoint saved; --resume goes on")
     return level
 
 

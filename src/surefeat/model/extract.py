@@ -16,7 +16,7 @@ from surefeat.core import progress
 from surefeat.core.files import write_json
 from surefeat.core.geometry import Frame
 from surefeat.core.image import ImageError, prepare, printable
-from surefeat.data.decode import Item, Place, Skipped, write_skipped
+from surefeat.data.decode import Item, Place, Skipped, SourceError, write_skipped
 from surefeat.data.sources import check_any_readable, walk_folder
 from surefeat.model.features import Features, saved_for
 from surefeat.model.network import DenseFeatures
@@ -88,6 +88,10 @@ def extract_to_folder(
     listed = out / f"skipped-{rank}.txt" if skipped else None
     if listed is not None:
         write_skipped(listed, skipped)
+        if world == 1 and len(skipped) == len(mine):
+            first = f"{printable(skipped[0].name)} {skipped[0].reason}"
+            fix = "lists, tar shards and Parquet files go with --format parquet"
+            raise SourceError(f"none of {len(mine)} images can be read; {first}; {fix}")
     return Extracted(out, written, len(readable) - len(todo), tuple(skipped), listed)
 
 

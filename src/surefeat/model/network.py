@@ -53,6 +53,10 @@ from surefeat.model.weights import (
 _LOG = logging.getLogger("surefeat")
 
 
+LARGEST_SIDE = 4096
+"""Network pixels: above it neither the layers nor a comparison of all cells fits in memory."""
+
+
 @dataclass(frozen=True)
 class Maps:
     """What the network says of B images of one size."""
@@ -254,6 +258,9 @@ class DenseFeatures(nn.Module):
         side = self.config.longest_side if longest_side is None else longest_side
         if side < 2 * self.stride:
             raise ValueError(f"longest_side {side} is too small; use at least {2 * self.stride}")
+        if side > LARGEST_SIDE:
+            fix = f"use at most {LARGEST_SIDE:,}; --tiles (tiles=True) sees large photos in parts"
+            raise ValueError(f"longest_side {side:,} is more than memory holds; {fix}")
         if batch < 1:
             raise ValueError(f"batch is {batch}; use at least 1")
         return side

@@ -90,7 +90,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(f"{path}: not a safetensors file or plain state dict ({error})") from error
+        fix = "pass a .safetensors file, or what torch.save(model.state_dict()) wrote"
+        raise ValueError(f"{path}: no weights that can be read; {fix}") from error
     state = state.get("state_dict", state) if isinstance(state, dict) else None
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path}: holds no state dict of tensors; save model.state_dict()")

@@ -244,6 +244,8 @@ def match_photos(
     those that were chosen. sides: longest sides at which the photos are seen, network pixels.
     tiles: large photos are searched for the parts to match (match.large), and the page shows those.
     """
+    if regions < 0:
+        raise ValueError(f"--regions is {regions}; use 0, for none, or more")
     network = DenseFeatures.from_pretrained(model, device=device)
     whole = (load(image0), load(image1))
     photos, parts, points = _parts(network, whole, points, tiles=tiles)

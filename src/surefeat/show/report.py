@@ -44,8 +44,13 @@ _HINT = (
 _CHECK = (
     "Two fresh views of every held-out image were drawn and {points:,} points of the one matched "
     "to the other by plain nearest neighbour. No labels are needed, because the warp is known. It "
-    "measures stability on your own photos; matching different objects of one kind is harder, and "
-    "often gains while this falls a little."
+    "measures stability on your own photos; matching different objects of one kind is harder."
+)
+
+_FELL = (
+    " It was higher before training. That alone is no verdict: a model can lose here and gain "
+    "where different photos are matched, or lose at both. Look at Across photos below, or measure "
+    "it with a few labelled pairs: surefeat evaluate pairs."
 )
 
 _LOSS = (
@@ -114,8 +119,18 @@ def _examples(run: Run, images: Sequence[ImageLike]) -> list[Example]:
     left = run.folder / "examples"
     given: Sequence[ImageLike] = images or ([left] if left.is_dir() else [])
     examples = (example for image in given for example in _decoded(image))
+    if not images:
+        names = _read_json(run.folder / "images.json").get("held_out_names", [])
+        examples = ((_own_name(name, names), pixels) for name, pixels in examples)
     named = ((name or f"image {i + 1}", pixels) for i, (name, pixels) in enumerate(examples))
     return list(islice(named, _EXAMPLES))
+
+
+def _own_name(file: str, names: Sequence[str]) -> str:
+    """What a held-out image that the run left as 0.png, 1.png ... was called."""
+    row = Path(file).stem
+    known = row.isdigit() and int(row) < len(names)
+    return Path(names[int(row)]).name if known else file
 
 
 def _decoded(image: ImageLike) -> Iterator[Example]:
@@ -167,10 +182,18 @@ def _check_section(check: dict[str, Any], before: dict[str, Any]) -> Section:
         if values and all(f"{key}@{level}" in values for level in levels):
             shares = (f"{100 * values[f'{key}@{level}']:.1f}{_SPACE}%" for level in levels)
             rows.append((title, *shares))
-    heading = ("", *(f"right within {100 * float(level):g}{_SPACE}%" for level in levels))
+    heading = ("right within", *(f"{100 * float(level):g}{_SPACE}%" for level in levels))
     text, numbers = _CHECK.format(points=check["points"]), _check_numbers(check)
+    text += _FELL * _fell(check, before.get("self_check") or {})
     table = [heading, *rows] if len(rows) > 1 else None
     return Section("Label-free check", text, numbers=numbers, table=table)
+
+
+def _fell(check: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether the check was better before training, by its kindest level."""
+    levels = [key for key in check if key.startswith("accuracy@") and key in before]
+    kindest = max(levels, key=lambda key: float(key.removeprefix("accuracy@")), default=None)
+    return kindest is not None and bool(check[kindest] < before[kindest])
 
 
 def _check_numbers(check: dict[str, Any]) -> tuple[Number, ...]:
