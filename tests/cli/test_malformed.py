@@ -343,3 +343,15 @@ def test_hidden_tar_files_are_passed_over_like_hidden_photos(tmp_path: Path) -> 
     tiny.shard(tmp_path / "a.tar", {"x.png": tiny.gradient(20, 20)})
     (tmp_path / "._a.tar").write_bytes(b"macOS")
     assert tiny.names(find_images(tmp_path)) == ["a.tar/x.png"]
+
+
+@pytest.mark.parametrize("command", ["match {0} {0}", "relate {0}"])
+def test_a_file_where_results_go_is_refused_before_any_photo_is_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """The photo does not exist: had it been asked for, the line would name it."""
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    said = refused(f"{command.format(tmp_path / 'no.jpg')} --out {taken}", capsys)
+    assert f"{taken} is a file, not a folder" in said
+    assert taken.read_text() == "mine"

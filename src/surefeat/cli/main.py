@@ -228,8 +228,10 @@ class Match:
     json: Json = False
 
     def run(self) -> None:
+        from surefeat.core.files import check_folder
         from surefeat.show.matches import match_photos
 
+        check_folder(self.out)
         points = None if self.points is None else read_points(self.points, flag="--points")
         matches, page = match_photos(
             self.image0, self.image1, out=self.out, points=points, count=self.count,
@@ -254,10 +256,11 @@ class Relate:
     json: Json = False
 
     def run(self) -> None:
-        from surefeat.core.files import write_json
+        from surefeat.core.files import check_folder, write_json
         from surefeat.match.relations import relate
         from surefeat.model.network import DenseFeatures
 
+        check_folder(self.out)
         if not self.photos:
             raise ValueError("no photos are given; name photos or folders to compare")
         model = DenseFeatures.from_pretrained(self.model, device=self.device)

@@ -103,6 +103,12 @@ def check_free(path: Path) -> None:
         raise FileExistsError(f"{path} exists already; remove it or pass another {kind}")
 
 
+def check_folder(path: Path) -> None:
+    """Refuse a file where a folder of results will be written, before anything is begun."""
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(f"{path} is a file, not a folder; pass another --out")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; NaN and infinity as null."""
     write_text(path, as_json(value, indent=2) + "\n")

@@ -289,7 +289,7 @@ def _checked_size(image: Image.Image, *, name: str, max_pixels: int) -> tuple[in
     width, height = image.size
     if not 0 < width * height <= max_pixels:
         size = f"{width} x {height} pixels, not 1 to {max_pixels:,}"
-        raise problem(name, f"has {size}; resize it or raise max_pixels")
+        raise problem(name, f"has {size}; make it smaller (in Python also: raise max_pixels)")
     return width, height
 
 
