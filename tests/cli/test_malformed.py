@@ -353,5 +353,5 @@ def test_a_file_where_results_go_is_refused_before_any_photo_is_seen(
     taken = tmp_path / "taken"
     taken.write_text("mine")
     said = refused(f"{command.format(tmp_path / 'no.jpg')} --out {taken}", capsys)
-    assert f"{taken} is a file, not a folder" in said
+    assert f"{taken} is a file where a folder has to be" in said
     assert taken.read_text() == "mine"

@@ -106,7 +106,7 @@ def check_free(path: Path) -> None:
 def check_folder(path: Path) -> None:
     """Refuse a file where a folder of results will be written, before anything is begun."""
     if path.exists() and not path.is_dir():
-        raise NotADirectoryError(f"{path} is a file, not a folder; pass another --out")
+        raise NotADirectoryError(f"{path} is a file where a folder has to be; pass another --out")
 
 
 def write_json(path: Path, value: Any) -> None:
