@@ -45,6 +45,7 @@ from surefeat.measure.metrics import longer_side
 from surefeat.model.config import POINT_WEIGHTS, WEIGHTS, model_folder
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
+from surefeat.model.probability import Cohort
 
 HEAD = KeypointConfig(size=192, hidden=32, views=3, least_views=0)
 LABELS = (5, 10, 20)
@@ -239,11 +240,17 @@ def _grid(features: Features, box: Tensor) -> list[Tensor]:
     return [F.pad(part, (0, 0, 0, more) if part.ndim == 2 else (0, more)) for part in own]
 
 
+def centre_of(cohort: Cohort) -> Tensor:
+    """(C + D,): the mean of its places, as vectors whose products are similarities."""
+    assert cohort.descriptors is not None
+    shares = [(weight / sum(POINT_WEIGHTS)) ** 0.5 for weight in POINT_WEIGHTS]
+    return torch.cat([cohort.descriptors * shares[0], cohort.lower * shares[1]], dim=1).mean(0)
+
+
 @torch.no_grad()
 def look(model: DenseFeatures, pool: KeypointSet, test: KeypointSet) -> Material:
     assert model.cohort is not None
-    centre = model.cohort.centre(POINT_WEIGHTS)
-    assert centre is not None
+    centre = centre_of(model.cohort)
     grids = [_grid(model.extract(item.read())[0], item.box) for item in pool.objects]
     seen = Seen(*map(torch.stack, zip(*grids, strict=True)), centre.to(model.device))
 
@@ -338,16 +345,16 @@ def merge(files: Sequence[Path]) -> dict[str, Any]:
     if len(metrics) < sum(len(record["metrics"]) for record in records):
         raise ValueError("records have a set in common; measure a set in one call")
     ways = [way for way in WAYS if all(way in rows for rows in metrics.values())]
-    split = {"development": [name for name in metrics if name not in FINAL],
+    sets = {"development": [name for name in metrics if name not in FINAL],
              "final": [name for name in FINAL if name in metrics]}  # fmt: skip
     means = {
         part: {way: gains(metrics, way, names) for way in ways}
-        for part, names in split.items() if names
+        for part, names in sets.items() if names
     }  # fmt: skip
     record = {**records[0], "metrics": metrics, "mean gain over random": means}
     record["seconds"] = sum(one["seconds"] for one in records)
     record["seeds"] = {name: seeds for one in records for name, seeds in one["seeds"].items()}
-    record["sets"] = split
+    record["sets"] = sets
     if "development" in means:
         fair = [way for way in ways if way not in CHEATS]
         record["chosen"] = max(fair, key=lambda way: means["development"][way]["all"])
@@ -388,7 +395,7 @@ def main() -> None:
         print(name, json.dumps(shown), round(time.perf_counter() - start), "s", flush=True)
     record = {
         "row": "suggested and random labels", "benchmark": "few-shot keypoints, PCK@0.1 of the box",
-        "metrics": metrics,
+        "split": "50 photos to choose from, 100 others asked", "metrics": metrics,
         "config": {"head": asdict(HEAD), "labels": LABELS, "draws": DRAWS, **asdict(sizes),
                    "ways": args.ways},
         "seeds": dict.fromkeys(args.sets, args.seeds),

@@ -8,7 +8,7 @@ can be told from what any two photos have in common.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -271,14 +271,6 @@ class Cohort:
     def nearest_kind(self, lower: Tensor) -> Tensor:
         """(N, D) -> (N,): the highest similarity of the last lower layer alone."""
         return (last_channels(lower, self.last) @ self.kinds.to(lower).T).amax(1)
-
-    def centre(self, weights: Sequence[float]) -> Tensor | None:
-        """(C + D,): the mean of its places, as vectors whose products are weighed similarities."""
-        if self.descriptors is None:
-            return None
-        shares = [(weight / sum(weights)) ** 0.5 for weight in weights]
-        both = (self.descriptors * shares[0], self.lower * shares[1])
-        return torch.cat(both, dim=1).mean(0)
 
     def save(self, folder: str | Path) -> None:
         """Write cohort.safetensors into a model folder, in half precision."""
