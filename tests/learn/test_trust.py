@@ -130,3 +130,12 @@ def test_a_trunk_that_does_not_ship_has_no_probability_and_says_so() -> None:
     assert trust_without_labels(model, photos(FEW)).words == (
         "no probability of matches: no model with small ships that has one"
     )
+
+
+def test_a_trunk_with_layers_of_its_own_is_another_one() -> None:
+    """Even where all that both have is the same: its other layers may be what is compared."""
+    weights = torch.rand(4, 3, 1, 1)
+    smaller, larger = {"res4": weights}, {"res4": weights, "res5": weights}
+    assert trust._same(smaller, dict(smaller))
+    assert not trust._same(larger, smaller)
+    assert not trust._same(smaller, larger)
