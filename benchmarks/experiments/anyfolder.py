@@ -116,6 +116,8 @@ RECIPES: dict[str, Recipe] = {
     ),
     "200 birds, kept x 6": Recipe("birds", 0.1, SOFT, 200, 200, 6),
     "200 birds, kept x 6, wide, .3 mirrored": Recipe("birds", 0.3, WIDE, 200, 200, 6),
+    "200 birds, kept x 6, wide, .1 mirrored": Recipe("birds", 0.1, WIDE, 200, 200, 6),
+    "PF-PASCAL, kept x 6, wide, .1 mirrored": Recipe("pf-pascal", 0.1, WIDE, 200, 200, 6),
     "PF-PASCAL, kept x 6": Recipe("pf-pascal", 0.1, SOFT, 200, 200, 6),
     "PF-PASCAL, kept x 6, wide, .3 mirrored": Recipe("pf-pascal", 0.3, WIDE, 200, 200, 6),
 }

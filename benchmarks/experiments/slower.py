@@ -35,7 +35,7 @@ from surefeat.match.search import find, prepare_pair, vote
 from surefeat.match.votes import Voting
 from surefeat.measure.metrics import pck_over_pairs
 from surefeat.model.config import POINT_WEIGHTS
-from surefeat.model.features import Features, join_scales
+from surefeat.model.features import Features, join_scales, turn
 from surefeat.model.network import DenseFeatures
 
 SIZES = ((320,), (256, 384), (256, 320, 384), (320, 448))
@@ -47,14 +47,6 @@ OPPOSITE = 0.5
 
 _KEPT = 40_000
 """Feature maps held in memory at most."""
-
-
-def turned(features: Features) -> Features:
-    """The same maps of the mirrored photo."""
-    return replace(
-        features, descriptors=features.descriptors.flip(-1),
-        uncertainty=features.uncertainty.flip(-1), lower=features.lower.flip(-1),
-    )  # fmt: skip
 
 
 class Looks:
@@ -85,7 +77,7 @@ class Looks:
         """Of the photo, or of the mirrored one; with `copies` both are seen, and one is turned."""
         parts = [self.look(photo, side, mirrored) for side in sizes]
         if copies:
-            parts += [turned(self.look(photo, side, not mirrored)) for side in sizes]
+            parts += [turn(self.look(photo, side, not mirrored)) for side in sizes]
         return join_scales(parts)
 
 
@@ -181,7 +173,9 @@ def summarise(found: Mapping[str, Any], usual: str) -> dict[str, Any]:
 
 
 def join(args: argparse.Namespace) -> None:
-    found = {key: value for part in args.parts for key, value in json.loads(part.read_text()).items()}
+    found = {
+        key: value for part in args.parts for key, value in json.loads(part.read_text()).items()
+    }
     usual = next(iter(next(iter(found.values()))))
     table = summarise(found, usual)
     for name, rows in table.items():

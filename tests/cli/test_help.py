@@ -88,7 +88,7 @@ def test_reading_only_the_start_of_a_page_is_no_error() -> None:
 MISTYPED = {
     "match a.jpg b.jpg --cuont 3": "there is no option --cuont; perhaps --count",
     "match a.jpg b.jpg --count three": "--count cannot be 'three' (N How many points",
-    "match a.jpg b.jpg --side 64 x": "--side cannot be '64 x' (N ... Longest side",
+    "match a.jpg b.jpg --side 64 x": "'x' is one too many",
     "match a.jpg b.jpg c.jpg": "'c.jpg' is one too many",
     "match a.jpg b.jpg --model": "--model needs a value",
     "match a.jpg": "missing: PATH Photo B.",

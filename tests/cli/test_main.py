@@ -24,7 +24,7 @@ from surefeat.learn import pretrain as pretraining
 from surefeat.learn.config import Config, preset
 from surefeat.match.points import match_points
 from surefeat.model.config import ModelConfig
-from surefeat.model.features import Features, extract_scales
+from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.show import matches as match_page
 
@@ -207,17 +207,17 @@ def test_a_large_photo_is_drawn_small_and_matched_in_its_own_pixels(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_wide_votes_and_several_sizes_reach_the_matches(
+def test_votes_and_the_slower_way_reach_the_matches(
     photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = _images(photos)[:2]
     points = torch.tensor([[20.0, 30.0], [40.0, 25.0], [11.0, 50.0]])
     given = " ".join(str(value) for value in points.flatten().tolist())
     command = f"match {first} {second} --model {model} --out {tmp_path} --json"
-    main([*f"{command} --side 64 96 --points {given}".split()])
+    main([*f"{command} --side 64 --slower --points {given}".split()])
     found = json.loads(capsys.readouterr().out)
     network = DenseFeatures.from_pretrained(model)
-    features = extract_scales(network, [first, second], (64, 96))
+    features = network.extract([first, second], longest_side=64, slower=True)
     expected = match_points(*features, points).points1
     assert torch.allclose(torch.tensor(found["points1"]), expected, atol=1e-3)
     alone = match_points(*features, points, voting=False).points1

@@ -178,6 +178,16 @@ def test_inputs_are_the_sizes_the_network_sees(
     assert (tmp_path / f"pairs-test-mine@64+{SIZE}.json").is_file()
 
 
+def test_mirrored_inputs_are_named_and_measured(
+    run: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    plain = run(tmp_path, inputs=(SIZE,), measures=("nearest",), shifted=())
+    result = run(tmp_path, inputs=(SIZE,), mirrored=True, measures=("nearest",), shifted=())
+    assert result["row"] == f"mine@{SIZE}+mirrored"
+    assert result["config"]["protocol"]["mirrored"]
+    assert result["pairs"] != plain["pairs"]
+
+
 def test_evaluate_gives_what_the_files_hold(
     listed: Path, model: Path, boxes: Path, tmp_path: Path
 ) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from surefeat.core.geometry import Frame
 from surefeat.match.search import find, prepare
 from surefeat.model.config import ModelConfig
-from surefeat.model.features import Features, extract_scales, join_scales
+from surefeat.model.features import Features, join_scales
 from surefeat.model.network import DenseFeatures
 from tiny import a_reliability
 
@@ -89,20 +91,38 @@ def test_joined_features_answer_in_the_frame_of_the_largest() -> None:
     assert float((found - points).abs().max()) < 5  # a cell is 10 px
 
 
-def test_a_model_sees_its_images_at_every_size() -> None:
+def test_the_slower_way_sees_an_image_larger_and_mirrored_too() -> None:
     torch.manual_seed(0)
     model = DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).eval()
     image = torch.randint(0, 255, (3, 48, 64), dtype=torch.uint8)
-    (joined,) = extract_scales(model, [image], (64, 96))
-    small, large = (model.extract(image, longest_side=side)[0] for side in (64, 96))
-    assert joined.frame == large.frame == Frame((48, 64), (72, 96))
-    # Both sizes count the same, and the larger one's cells are its own.
-    torch.testing.assert_close(2**0.5 * joined.descriptors[8:], large.descriptors)
-    points = torch.tensor([[33.0, 20.0]])
-    cell = large.cells(points)[0].round().long()
-    centre = (cell + 0.5) * 8 * 64 / 96 - 0.5
-    mine = 2**0.5 * joined.descriptors[:8, cell[1], cell[0]]
-    torch.testing.assert_close(mine, small.at(centre[None])[0], atol=1e-5, rtol=1e-4)
+    (joined,) = model.extract(image, longest_side=80, slower=True)
+    small, large, small_mirrored, large_mirrored = (
+        model.extract(pixels, longest_side=side)[0]
+        for pixels in (image, image.flip(-1)) for side in (80, 112)
+    )  # fmt: skip
+    assert joined.frame == large.frame == Frame((48, 64), (88, 112))
+    parts = joined.descriptors.split(8)
+    # All four count the same, and the larger ones' cells are its own.
+    torch.testing.assert_close(2 * parts[2], large.descriptors)
+    torch.testing.assert_close(2 * parts[3], large_mirrored.descriptors.flip(-1))
+    point = torch.tensor([[33.0, 20.0]])
+    cell = large.cells(point)[0].round().long()
+    centre = (cell + 0.5) * 8 * torch.tensor([64 / 112, 48 / 88]) - 0.5
+    there = torch.tensor([63.0, 0.0]) + centre * torch.tensor([-1.0, 1.0])
+    for part, seen_at, known in ((parts[0], centre, small), (parts[1], there, small_mirrored)):
+        mine = 2 * part[:, cell[1], cell[0]]
+        torch.testing.assert_close(mine, known.at(seen_at[None])[0], atol=1e-4, rtol=1e-3)
+
+
+def test_the_slower_way_keeps_names_and_order_and_takes_one_image(tmp_path: Path) -> None:
+    model = DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).eval()
+    for number, size in enumerate(((64, 48), (48, 64), (64, 48))):
+        Image.new("RGB", size, (80 * number, 40, 10)).save(tmp_path / f"{number}.png")
+    paths = [tmp_path / f"{number}.png" for number in range(3)]
+    seen = model.extract(paths, longest_side=64, slower=True)
+    assert [one.name for one in seen] == [str(path) for path in paths]
+    assert [one.frame.original for one in seen] == [(48, 64), (64, 48), (48, 64)]
+    assert len(model.extract(paths[0], longest_side=64, slower=True)) == 1
 
 
 def test_what_holds_for_one_size_is_not_said_of_several() -> None:

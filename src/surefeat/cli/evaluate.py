@@ -168,6 +168,8 @@ class EvaluateMatching:
     """Square the images are resized to, pixels."""
     inputs: tuple[int, ...] = ()
     """Sides at which the network sees that square; with several, their scores add up."""
+    mirrored: bool = False
+    """The network sees every input mirrored too: with --inputs 320 448 what --slower does."""
     pairs: int | None = None
     """Only so many, spread over the list, for a quick look; the split's name says so."""
     device: Device = None
@@ -184,8 +186,8 @@ class EvaluateMatching:
             rows=with_peers(self.rows, init=self.init, model=self.model, device=self.device),
             out=self.out, split=self.split, images=self.images, proposals=self.proposals,
             boxes=self.boxes, seed=self.seed, measures=self.measures, shifted=self.shifted,
-            side=self.side, inputs=self.inputs, pairs=self.pairs, device=self.device,
-            quiet=self.json,
+            side=self.side, inputs=self.inputs, mirrored=self.mirrored, pairs=self.pairs,
+            device=self.device, quiet=self.json,
         )  # fmt: skip
         results = _written(paths, to_script=self.json)
         if not self.json:

@@ -221,8 +221,10 @@ class Match:
     voting: bool = True
     """Let neighbouring matches agree, whichever way things face; the paper goes without."""
     model: Model = None
-    side: tuple[int, ...] = ()
-    """Longest side at which photos are seen, network pixels; of several the scores add up."""
+    slower: bool = False
+    """See the photos larger and mirrored too: a point or two better, six times as long."""
+    side: int | None = None
+    """Longest side at which photos are seen, network pixels."""
     tiles: Tiles = False
     device: Device = None
     json: Json = False
@@ -235,8 +237,8 @@ class Match:
         points = None if self.points is None else read_points(self.points, flag="--points")
         matches, page = match_photos(
             self.image0, self.image1, out=self.out, points=points, count=self.count,
-            regions=self.regions, mutual=self.mutual, model=self.model, sides=self.side,
-            voting=self.voting, tiles=self.tiles, device=self.device,
+            regions=self.regions, mutual=self.mutual, model=self.model, side=self.side,
+            slower=self.slower, voting=self.voting, tiles=self.tiles, device=self.device,
         )  # fmt: skip
         print(matches.to_json() if self.json else f"{_verdict(matches)}; look at {page}")
 

@@ -133,6 +133,7 @@ class Options(TypedDict, total=False):
     shifted: Sequence[Measure]
     side: int
     inputs: Sequence[int]
+    mirrored: bool
     pairs: int | None
     quiet: bool
 
@@ -182,6 +183,7 @@ def evaluate_rows(
     shifted: Sequence[Measure] = SHIFTED,
     side: int = 224,
     inputs: Sequence[int] = (),
+    mirrored: bool = False,
     pairs: int | None = None,
     device: str | torch.device | None = None,
     quiet: bool = False,
@@ -192,7 +194,8 @@ def evaluate_rows(
 
     Pictures, proposals and ground truth are prepared once for all rows. Interrupted, it continues
     where it was when called again with the same settings. inputs: sides at which the networks see
-    the square of `side` pixels; rows are then called NAME@224+320, say.
+    the square of `side` pixels; rows are then called NAME@224+320, say. mirrored: they see each
+    mirrored too (NAME@320+448+mirrored is what `slower` does to photos).
     """
     asked = load_benchmark(benchmark, data, split=split, images=images)
     if pairs is not None:
@@ -211,12 +214,13 @@ def evaluate_rows(
     protocol = Protocol(
         side=side,
         inputs=tuple(inputs),
+        mirrored=mirrored,
         measures=tuple(measure for measure in measures if measure in asked_of),
         shifted_measures=tuple(measure for measure in shifted if measure in asked_of),
         proposals=ProposalConfig(count=boxes, seed=seed),
     )
-    if protocol.inputs:
-        seen = "+".join(str(n) for n in protocol.inputs)
+    if protocol.inputs or mirrored:
+        seen = "+".join([*map(str, protocol.inputs), *["mirrored"] * mirrored])
         built = [replace(row, name=f"{row.name}@{seen}") for row in built]
     out = Path(out)
     file = Path(proposals) if proposals else out / "cache" / f"proposals-{benchmark}.sqlite"

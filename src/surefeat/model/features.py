@@ -1,6 +1,6 @@
 """Features of one image: descriptors, confidence, the frame they live in; pooled over boxes.
 
-An image seen at several sizes becomes one set of features whose scores are the mean of theirs.
+An image seen in several ways becomes one set of features whose scores are the mean of theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from surefeat.core.files import (
     write_bytes,
 )
 from surefeat.core.geometry import Frame, cell_centres, clip_boxes, pixel_to_grid, sample
-from surefeat.core.image import ImageLike
+from surefeat.core.image import ImageLike, load
 
 if TYPE_CHECKING:
     from surefeat.model.network import DenseFeatures
@@ -348,22 +348,31 @@ def stack_points(points: object) -> Tensor:
     return tensor
 
 
-def extract_scales(
-    model: DenseFeatures, images: Sequence[ImageLike], sides: Sequence[int]
+def extract_slowly(
+    model: DenseFeatures, images: Sequence[ImageLike], *, longest_side: int
 ) -> list[Features]:
-    """Features of images, each seen at several longest sides (network pixels), joined.
+    """Images seen at a longest side and 1.4 times as large, each as it is and mirrored, joined."""
+    turned = [load(image).flip(-1) for image in images]
+    parts = []
+    for side in (longest_side, longest_side * 7 // 5):
+        parts.append(model.extract(images, longest_side=side))
+        parts.append([turn(one) for one in model.extract(turned, longest_side=side)])
+    return [join_scales(each) for each in zip(*parts, strict=True)]
 
-    On PF-PASCAL two sizes match better than one (README); the time adds up.
-    """
-    by_side = [model.extract(images, longest_side=side) for side in sides]
-    return [join_scales(parts) for parts in zip(*by_side, strict=True)]
+
+def turn(features: Features) -> Features:
+    """The maps of a mirrored image, turned to lie where the image as it is has the same things."""
+    return replace(
+        features, descriptors=features.descriptors.flip(-1),
+        uncertainty=features.uncertainty.flip(-1), lower=features.lower.flip(-1),
+    )  # fmt: skip
 
 
 def join_scales(parts: Sequence[Features]) -> Features:
-    """Features of one image at several network sizes -> one, in the frame of the largest.
+    """Features of one image at several sizes, or turned, -> one, in the frame of the largest.
 
     Descriptors and lower layers lie side by side, each of equal length, on the finest map among
-    them; so an inner product is the mean over the sizes. Sigma is the mean too. What a model knows
+    them; so an inner product is the mean over the parts. Sigma is the mean too. What a model knows
     of its matches' probability holds for one size, so it is left out.
     """
     if len(parts) == 1:

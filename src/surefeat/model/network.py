@@ -34,7 +34,7 @@ from surefeat.model.config import (
     read_settings,
     stored_config,
 )
-from surefeat.model.features import Features, compare_with
+from surefeat.model.features import Features, compare_with, extract_slowly
 from surefeat.model.heads import at_size, build_head
 from surefeat.model.probability import COHORT, Cohort, Reliability
 from surefeat.model.probability import FILE as RELIABILITY
@@ -216,14 +216,19 @@ class DenseFeatures(nn.Module):
         longest_side: int | None = None,
         batch: int = 16,
         tiles: bool = False,
+        slower: bool = False,
     ) -> list[Features]:
         """Features of one or many images: paths, folders, PIL images, arrays, tensors; any sizes.
 
         Images are resized to `longest_side` network pixels (default: the model's own) and batched
         with those of the same size, so nothing is padded and a batch gives what one image gives.
         tiles: images more than twice as large are seen at their own size, in tiles (model.tiles).
+        slower: every image is seen at 1.4 times that size too, and mirrored, which matches a point
+        or two better in six times the time, without probabilities.
         """
         side = self._side(longest_side, batch=batch)
+        if slower:
+            return extract_slowly(self, list(_each_image(images)), longest_side=side)
         done: dict[int, Features] = {}
         waiting: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
         for index, image in enumerate(_each_image(images)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
 from math import dist
@@ -24,7 +23,7 @@ from surefeat.match.proposals import propose
 from surefeat.match.regions import RegionMatches, match_regions
 from surefeat.match.votes import Voting
 from surefeat.model.config import REGION_WEIGHTS, SHIPPED
-from surefeat.model.features import extract_scales, stack_points
+from surefeat.model.features import stack_points
 from surefeat.model.network import DenseFeatures
 from surefeat.show import match_page, style
 from surefeat.show.features import confidence_map
@@ -234,14 +233,15 @@ def match_photos(
     mutual: bool = True,
     voting: bool | Voting = True,
     model: str | None = None,
-    sides: Sequence[int] = (),
+    side: int | None = None,
+    slower: bool = False,
     tiles: bool = False,
     device: str | None = None,
 ) -> tuple[Matches, Path]:
     """Match photo A to photo B: OUT/matches.png, OUT/matches.json and the page OUT/index.html.
 
     Everything is computed before anything is written. Given points are all kept; `mutual` filters
-    those that were chosen. sides: longest sides at which the photos are seen, network pixels.
+    those that were chosen. side, slower: how the photos are seen, as of DenseFeatures.extract.
     tiles: large photos are searched for the parts to match (match.large), and the page shows those.
     """
     if regions < 0:
@@ -249,8 +249,7 @@ def match_photos(
     network = DenseFeatures.from_pretrained(model, device=device)
     whole = (load(image0), load(image1))
     photos, parts, points = _parts(network, whole, points, tiles=tiles)
-    sides = sides or (network.config.longest_side,)
-    features0, features1 = extract_scales(network, photos, sides)
+    features0, features1 = network.extract(photos, longest_side=side, slower=slower)
     matches = match_points(
         features0, features1, points, count=count, voting=voting, mutual=mutual and points is None
     )
@@ -270,7 +269,8 @@ def match_photos(
         sections.insert(0, Section("Regions", _REGIONS, figures=figures))
         columns = ("boxes0", "boxes1", "score")
         values["regions"] = {name: getattr(best, name).tolist() for name in columns}
-    sections.append(_settings(network, model, matches, sides=sides, voting=voting, mutual=mutual))
+    seen = _seen(side or network.config.longest_side, slower=slower)
+    sections.append(_settings(network, model, matches, seen=seen, voting=voting, mutual=mutual))
     drawn, names = BytesIO(), (image0.name, image1.name)
     lines = matches if points is not None else match_page.foreground(matches)
     match_lines(*photos, lines).savefig(drawn, format="png", dpi=150)
@@ -315,12 +315,17 @@ def _every_pixel(
     return Section("Every pixel", figures=(warped(seen0.pixels, seen1.pixels, back, sure=sure),))
 
 
+def _seen(side: int, *, slower: bool) -> str:
+    """How the network saw the photos."""
+    return f"{side} and {side * 7 // 5} px, mirrored too" if slower else f"{side} px"
+
+
 def _settings(
     network: DenseFeatures,
     model: str | None,
     matches: Matches,
     *,
-    sides: Sequence[int],
+    seen: str,
     voting: bool | Voting,
     mutual: bool,
 ) -> Section:
@@ -334,7 +339,7 @@ def _settings(
         ("Model", name),
         ("Weights (sha256)", network.weights_hash()[:16]),
         ("Network", f"{network.config.trunk}, matched with {' and '.join(network.lower)}"),
-        ("Longest side it saw", " and ".join(f"{side} px" for side in sides)),
+        ("Longest side it saw", seen),
         ("Matching", votes),
         ("Chosen points that do not lead back", "left out" if mutual else "kept"),
         ("Photo A, photo B", f"{w0} x {h0}, {w1} x {h1} px"),
