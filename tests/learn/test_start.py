@@ -80,9 +80,13 @@ def test_a_cpu_gets_the_quick_recipe_and_keeps_what_was_asked_for() -> None:
 def test_steps_follow_the_number_of_photos(photos: int, steps: int) -> None:
     fitted = fit_to(Config(), photos=photos, cpu=False)
     assert fitted.train.steps == steps
-    assert replace(fitted, train=replace(fitted.train, steps=500)) == Config()
+    assert replace(fitted, train=replace(fitted.train, steps=500), warp=Config().warp) == Config()
+    assert fitted.warp.rotation > Config().warp.rotation
+    assert fitted.warp.mirrored == Config().warp.mirrored
+    small = replace(Config(), model=replace(Config().model, trunk="small"))
+    assert fit_to(small, photos=photos, cpu=False).warp == small.warp
     longer = replace(Config(), train=replace(Config().train, steps=900))
-    assert fit_to(longer, photos=photos, cpu=False) == longer
+    assert fit_to(longer, photos=photos, cpu=False).train == longer.train
 
 
 @pytest.mark.usefixtures("undrawn")
