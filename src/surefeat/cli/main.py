@@ -222,7 +222,7 @@ class Match:
     """Let neighbouring matches agree, whichever way things face; the paper goes without."""
     model: Model = None
     slower: bool = False
-    """See the photos larger and mirrored too: a point or two better, six times as long."""
+    """See the photos larger and mirrored too: a point or two better, eight times as long."""
     side: int | None = None
     """Longest side at which photos are seen, network pixels."""
     tiles: Tiles = False

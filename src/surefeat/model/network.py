@@ -224,7 +224,7 @@ class DenseFeatures(nn.Module):
         with those of the same size, so nothing is padded and a batch gives what one image gives.
         tiles: images more than twice as large are seen at their own size, in tiles (model.tiles).
         slower: every image is seen at 1.4 times that size too, and mirrored, which matches a point
-        or two better in six times the time, without probabilities.
+        or two better in eight times the time, without probabilities.
         """
         side = self._side(longest_side, batch=batch)
         if slower:
