@@ -70,6 +70,9 @@ REGION_ROWS = (
     "ours", "without-confidence", "contrastive", "res4d", "res4c", "vgg16", "resnet50-hc",
     "resnet50-dilated",
 )  # fmt: skip
+PEER_ROWS = (
+    "ours", "scnet-a8", "vgg16", "paper-slow-seed1", "hog-lom", "hog-phm", "hog-nam",
+)  # fmt: skip
 FEWSHOT_ROWS = ("ours", "without-confidence", "resnet50-hc", "vgg16", "resnet50-dilated")
 """Others differ from ours by too little to be told apart in a picture."""
 
@@ -299,6 +302,11 @@ def regions() -> Figure:
     return region_figure([read_result(path) for path in files])  # rows without regions left out
 
 
+def peers() -> Figure:
+    files = [RESULTS / "pf-pascal" / f"pf-pascal-test-{row}.json" for row in PEER_ROWS]
+    return region_figure([read_result(path) for path in files])
+
+
 def fewshot() -> Figure:
     every = map(read_result, sorted((RESULTS / "first" / "pascal3d").glob("pascal3d-val-*.json")))
     results = [result for result in every if result["row"] in FEWSHOT_ROWS]
@@ -433,8 +441,8 @@ def spaced_steps(stages: Sequence[dict[str, Any]]) -> list[str]:
 FIGURES: dict[str, Callable[[], Figure]] = {
     "match": match, "before_after": before_after, "confidence": confidence,
     "region_matches": region_matches, "channels": channels, "keypoints": keypoints,
-    "calibration": calibration, "regions": regions, "fewshot": fewshot, "training": training,
-    "conventions": conventions,
+    "calibration": calibration, "regions": regions, "peers": peers, "fewshot": fewshot,
+    "training": training, "conventions": conventions,
 }  # fmt: skip
 
 if __name__ == "__main__":
