@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from surefeat.core.files import file_hash
+from surefeat.core.files import file_hash, pack_tensors
 from surefeat.match.points import match_points, matching_text
 from surefeat.match.votes import Voting
 from surefeat.model.config import (
@@ -231,6 +231,20 @@ def test_what_a_model_knows_of_its_matches_stays_with_its_own_weights(
     again.save_pretrained(tmp_path)
     assert Reliability.load(tmp_path) is None
     assert Cohort.load(tmp_path) is None
+
+
+def test_a_cohort_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """It had its places' descriptors too, and a run whose head learned on had none."""
+    lower = torch.eye(3, 5)
+    packed = pack_tensors({"lower": lower.half(), "descriptors": torch.ones(3, 2)}, {"last": "2"})
+    (tmp_path / "cohort.safetensors").write_bytes(packed)
+    known = Cohort.load(tmp_path)
+    assert known is not None
+    assert torch.equal(known.lower, lower)
+    assert known.last == 2
+    (tmp_path / "cohort.safetensors").write_bytes(pack_tensors({"places": lower}))
+    with pytest.raises(ValueError, match=r"cohort.safetensors is not what Cohort.save writes"):
+        Cohort.load(tmp_path)
 
 
 @pytest.mark.parametrize(
