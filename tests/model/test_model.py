@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,22 @@ def test_extract_is_the_same_in_a_batch(small: DenseFeatures) -> None:
         assert found.frame == alone.frame
         torch.testing.assert_close(found.descriptors, alone.descriptors, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(found.uncertainty, alone.uncertainty, atol=1e-5, rtol=1e-4)
+
+
+def test_a_pass_holds_at_most_a_batch(
+    small: DenseFeatures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    true = small.forward_with_lower
+
+    def watched(images: torch.Tensor) -> Any:
+        passes.append(len(images))
+        return true(images)
+
+    monkeypatch.setattr(small, "forward_with_lower", watched)
+    sizes = [(50, 90), (50, 90), (90, 50), (50, 90), (50, 90), (50, 90)]
+    assert len(small.extract([_photo(size) for size in sizes], batch=2)) == 6
+    assert sorted(passes) == [1, 1, 2, 2]
 
 
 def test_extract_takes_paths_pil_arrays_tensors_and_folders(
