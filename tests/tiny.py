@@ -223,8 +223,7 @@ def a_reliability(**changes: Any) -> Reliability:
 
 def a_cohort(features: Features, *, count: int = 8) -> Cohort:
     """Some places of features."""
-    descriptors = features.descriptors.flatten(1).T[:count]
-    return Cohort(features.lower.flatten(1).T[:count], descriptors)
+    return Cohort(features.lower.flatten(1).T[:count])
 
 
 # Random regions, and a picture with smooth parts and sharp edges.

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from surefeat.core.files import file_hash, write_json
 from surefeat.core.geometry import Frame
 from surefeat.match.points import match_points
-from surefeat.model.config import SHIPPED, model_folder
+from surefeat.model.config import SHIPPED, model_folder, read_settings
 from surefeat.model.features import Features, compare_with
 from surefeat.model.probability import FILE, Cohort, Reliability
 
@@ -50,7 +50,8 @@ def made_with(name: str) -> dict[str, Any]:
     fitted, cohort = (kind.load(model_folder(name)) for kind in (Reliability, Cohort))
     assert isinstance(fitted, Reliability)
     assert isinstance(cohort, Cohort)
-    channels = (cohort.descriptors.shape[1], cohort.lower.shape[1])
+    config, _, _ = read_settings(model_folder(name))
+    channels = (config.channels, cohort.lower.shape[1])
     pictures = (made_up(1, 0.0, channels), made_up(0.9, 0.7, channels))
     pair = [compare_with(cohort, picture) for picture in pictures]
     places = [[x, y] for x in (15, 65, 120, 180) for y in (12, 70, 130)]

@@ -3,6 +3,7 @@
     python benchmarks/experiments/mutants.py              (or: make mutants)
     python benchmarks/experiments/mutants.py --rooms match --faults-per-room 20 --survivors
     python benchmarks/experiments/mutants.py --processes 8 --minutes 9   (again until it is done)
+    python benchmarks/experiments/mutants.py --coverage   (lines that tests run, room by room)
 
 Every room has the same number of faults, chosen by the hash of their text: the same as long as the
 line is. Those of faults_by_hand.txt are tried too. The tests run once, with a note of which test
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="try survivors anew, before others")
     parser.add_argument("--survivors", action="store_true", help="print them all")
     parser.add_argument("--summary", action="store_true", help="of what was tried; try no more")
+    parser.add_argument("--coverage", action="store_true", help="print it, and try no fault")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "studies" / "mutants.json")
     options = parser.parse_args()
     until = options.minutes and time.monotonic() + 60 * options.minutes
@@ -191,6 +193,10 @@ def main() -> None:
     print(f"{without} tests pass without any fault, {len(TESTS.failed)} fail or are skipped")
     if not without:
         raise SystemExit(f"no test passes; see {copies[0].log}")
+    if options.coverage:
+        for room, share in TESTS.coverage().items():
+            print(f"{room:<10} {100 * share:.1f} % of lines run")
+        return
     by_hand = faults_by_hand(BY_HAND, tree / "src" / "surefeat") if options.hand else []
     drawn = chosen_faults(tree, options.rooms, each=options.faults_per_room)
     # In turn, so that a run that is stopped has tried some of both.

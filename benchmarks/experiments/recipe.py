@@ -102,7 +102,7 @@ def measure_way(row: Row, protocol: Protocol, options: argparse.Namespace) -> di
     for start in range(0, len(material.cases), 64):
         cases = material.cases[start : start + 64]
         records += measure(cases, row, store, material.pictures, protocol)
-    return result_of(records, material, rated=row.confidence)["metrics"]  # type: ignore[no-any-return]
+    return result_of(records, material)["metrics"]  # type: ignore[no-any-return]
 
 
 def untrained(name: str, init: Sequence[str], device: torch.device) -> Row:

@@ -154,8 +154,12 @@ def shown_in(case: Case) -> frozenset[str]:
 
 
 def pair_row(cells: tuple[Cells, Cells], centre: Tensor, *, weighted: bool) -> Signs:
-    pooled = [pooled_vector(one, centre, weighted=weighted) for one in cells]
-    signs = Agreement(*cells, weighted).signs()
+    """weighted: cells count by their confidence; else all the same, to see what that is worth."""
+    if not weighted:
+        one, other = (replace(c, confidence=torch.ones_like(c.confidence)) for c in cells)
+        cells = (one, other)
+    pooled = [pooled_vector(one, centre) for one in cells]
+    signs = Agreement(*cells).signs()
     return on_cpu(signs | {"pooled": pooled[0] @ pooled[1]})
 
 

@@ -146,15 +146,14 @@ def draw_cohort(seen: Seen, photos: Sequence[Photo], *, seed: int) -> Cohort:
     """Places of photos, COHORT_CELLS of each; of which kinds they are is told to `seen`."""
     seen.layers.add(photos)
     generator = torch.Generator().manual_seed(seed)
-    layers: tuple[list[Tensor], list[Tensor]] = ([], [])
+    layers: list[Tensor] = []
     for photo in photos:
         features = seen.features(photo)
         draws = torch.rand(COHORT_CELLS, 2, generator=generator)
         height, width = features.frame.original
         points = (draws * torch.tensor([width, height]) - 0.5).to(features.descriptors.device)
-        layers[0].append(features.at(points).cpu().half().float())
-        layers[1].append(features.lower_at(points).cpu().half().float())
+        layers.append(features.lower_at(points).cpu().half().float())
     seen.kept.clear()
     seen.cohort_kinds = tuple(photo.kinds for photo in photos)
     last = seen.model.trunk.taps[seen.model.lower[-1]] if len(seen.model.lower) > 1 else 0
-    return Cohort(torch.cat(layers[1]), torch.cat(layers[0]), last)
+    return Cohort(torch.cat(layers), last)

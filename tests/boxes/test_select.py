@@ -72,16 +72,20 @@ def part_and_group() -> tuple[Tensor, Tensor]:
 
 
 def test_the_floor_goes_before_the_median_of_the_rest() -> None:
-    """Of cats 1, 3, 4 and 6 with a floor of 2 the median is 4; dogs have their own."""
-    given = [("cat", 1.0), ("cat", 3.0), ("cat", 4.0), ("cat", 6.0), ("dog", 2.0), ("dog", 9.0)]
+    """Of cats 1, 3, 4 and 9 with a floor of 3 the median is 4; dogs have their own."""
+    given = [("cat", 1.0), ("cat", 3.0), ("cat", 4.0), ("cat", 9.0), ("dog", 3.0), ("dog", 9.0)]
     candidates = [Candidate(f"{n}", kind, (0, 0, 9, 9), score)
                   for n, (kind, score) in enumerate(given)]  # fmt: skip
-    verdicts = [one.verdict for one in select(candidates, SelectConfig(floor=2.0)).candidates]
+    verdicts = [one.verdict for one in select(candidates, SelectConfig(floor=3.0)).candidates]
     low, middle, kept = "below the floor", "below the median", "kept"
     assert verdicts == [low, middle, kept, kept, middle, kept]
     # Without a floor the median of all four cats is 3.5.
     verdicts = [one.verdict for one in select(candidates, SelectConfig(floor=0.0)).candidates]
     assert verdicts == [middle, middle, kept, kept, middle, kept]
+    # What is dropped has no say in the median: of 1, 2, 3 and 9 it would be 2.5.
+    few = [replace(one, score=score) for one, score in zip(candidates, (1, 2, 3, 9), strict=False)]
+    verdicts = [one.verdict for one in select(few, SelectConfig(floor=2.5)).candidates]
+    assert verdicts == [low, low, middle, kept]
 
 
 def test_every_setting_of_the_selection_acts(tmp_path: Path) -> None:

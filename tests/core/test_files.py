@@ -22,6 +22,7 @@ from surefeat.core.files import (
     checked_weights,
     choose_device,
     environment,
+    file_stem,
     from_dict,
     hardware,
     pack_tensors,
@@ -154,6 +155,16 @@ def test_apple_s_gpu_is_taken_where_there_is_one(
 def test_an_unknown_device_is_named_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown device 'gpu'; choose cuda, cuda:N, mps or cpu"):
         choose_device("gpu")
+    for name in ("cpu:1", "xpu"):  # torch knows these
+        with pytest.raises(ValueError, match=f"unknown device '{name}'; choose cuda"):
+            choose_device(name)
+
+
+def test_a_name_of_a_file_leads_nowhere_and_is_never_empty() -> None:
+    assert file_stem("a/b", "..\\c", "d:e") == "a-b-..-c-d-e"
+    assert file_stem("../.x") == "-.x"
+    assert file_stem("..") == file_stem("") == "unnamed"
+    assert file_stem(300 * "x") == 200 * "x"
 
 
 def test_tensors_of_any_layout_come_back_the_same(tmp_path: Path) -> None:

@@ -299,6 +299,20 @@ def test_every_format_has_an_ending_and_a_usual_name() -> None:
         format_for(Path("x.txt"))
 
 
+def test_yolo_keypoints_of_two_numbers_are_there_unless_they_say_nowhere(tmp_path: Path) -> None:
+    """Without a third number, 0 0 (or what is outside) stands for a part that has no place."""
+    pytest.importorskip("yaml")
+    for folder in ("images", "labels"):
+        (tmp_path / folder).mkdir()
+    Image.new("RGB", (40, 20)).save(tmp_path / "images" / "a.png")
+    (tmp_path / "data.yaml").write_text("train: images\nnames: [bird]\nkpt_shape: [4, 2]\n")
+    line = "0 0.5 0.5 1 1  0.25 0.5  0 0  -1 0.5  0 0.5\n"
+    (tmp_path / "labels" / "a.txt").write_text(line)
+    (item,) = read_coco(tmp_path / "data.yaml").objects
+    assert item.visible.tolist() == [True, False, False, True]
+    assert item.points[[0, 3]].tolist() == [[9.5, 9.5], [-0.5, 9.5]]
+
+
 YAML = "train: images\nnames: {0: bird}\nkpt_shape: [1, 3]\n"
 CSV = "scorer,A,A\nbodyparts,nose,nose\ncoords,x,y\n"
 XML = '<annotations><image id="0" name="a.png" width="4" height="3">{}</image></annotations>'

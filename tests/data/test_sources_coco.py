@@ -50,6 +50,14 @@ def test_coco_boxes_cut_exactly_their_pixels(tmp_path: Path) -> None:
         assert torch.equal(decode_item(item, side=64), pixels[:, :height, :width])
 
 
+def test_a_box_grows_by_a_share_of_its_own_sides(tmp_path: Path) -> None:
+    path = coco(tmp_path / "a.json", boxes=[{"image_id": 10, "bbox": [40, 30, 60, 20]}],
+                files=["a.png"])  # fmt: skip
+    (tmp_path / "a.png").write_bytes(encode(Image.fromarray(gradient(100, 200)), "PNG"))
+    (item,) = find_images(path, context=0.25, min_side=20)
+    assert item.crop == (40 - 15, 30 - 5, 99 + 15, 49 + 5)
+
+
 def test_coco_options_choose_and_grow_boxes(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(encode(Image.fromarray(gradient(100, 200)), "PNG"))

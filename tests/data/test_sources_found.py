@@ -12,7 +12,7 @@ import torch
 
 from surefeat.core.image import load
 from surefeat.data.decode import SourceError, decode_all, decode_item
-from surefeat.data.sources import find_images
+from surefeat.data.sources import find_images, image_finder
 from tiny import gradient, names, shard, write
 
 
@@ -151,3 +151,16 @@ def test_shards_beside_nothing_but_unreadable_photos_are_found(tmp_path: Path) -
     (tmp_path / "x.heic").write_bytes(b"x")
     shard(tmp_path / "s.tar", {"a.png": gradient(5, 5)})
     assert names(find_images(tmp_path)) == ["x.heic", "s.tar/a.png"]
+
+
+def test_of_equal_names_in_tar_files_the_first_is_found(tmp_path: Path) -> None:
+    """By its full name, and without extension."""
+    for number in (1, 2):
+        shard(
+            tmp_path / f"{number}.tar", dict.fromkeys(("x.png", f"y{number}.png"), gradient(4, 4))
+        )
+    find = image_finder(tmp_path, beside=tmp_path)
+    assert [Path(find(name).read.path).name for name in ("x.png", "x", "y2")] == [
+        "1.tar", "1.tar", "2.tar",
+    ]  # fmt: skip
+    assert find("z").read.refused

@@ -7,20 +7,25 @@ import os
 import sys
 import tarfile
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from surefeat.cli.main import main
 from surefeat.data.drawn import write_folder
 from surefeat.index import engines, shards
 from surefeat.index.cells import Projection
 from surefeat.index.engines import write_cells
+from surefeat.index.maker import CellMaker
 from surefeat.index.photos import list_photos
 from surefeat.index.shards import CellSettings, read_about, read_cells
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
+from surefeat.model.tiles import extract_tiled, levels
+from tiny import smooth_photo
 
 pyarrow = pytest.importorskip("pyarrow", reason="the scale extra is not installed")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -265,6 +270,32 @@ def test_a_parquet_file_without_photos_is_refused_in_a_line(tmp_path: Path) -> N
     for name, reason in (("a", "needs the columns photo"), ("b", "is no whole"), ("c", "check")):
         with pytest.raises(ValueError, match=reason):
             list_photos([tmp_path / f"{name}.parquet"])
+
+
+def test_a_shard_that_is_told_to_stop_is_not_written(photos: Path, tmp_path: Path) -> None:
+    maker, stop = CellMaker(small(), TWO), Event()
+    (tmp_path / "out").mkdir()
+    job, *_ = engines.plan_shards(list_photos([photos]), tmp_path / "out", count=2)
+    about = maker.about(shards=3, photos=6)
+    stop.set()
+    with pytest.raises(InterruptedError, match="the same command goes on from here"):
+        maker.make(job, about, stop=stop)
+    assert not any((tmp_path / "out").iterdir())
+    stop.clear()
+    assert maker.make(job, about, stop=stop).written
+
+
+def test_cells_of_a_large_photo_are_numbered_through_all_its_levels(tmp_path: Path) -> None:
+    model, size = small(), (64, 304)
+    pixels = smooth_photo(*size)
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(tmp_path / "wide.png")
+    maker = CellMaker(model, CellSettings(tiles=True))
+    ((_, _, cells),), _ = maker.cells_of(list_photos([tmp_path]))
+    sides = levels(size, side=64, stride=model.stride)
+    assert len(sides) == 3
+    maps = [model.extract(pixels)[0]]
+    maps += [extract_tiled(model, pixels, longest_side=side, side=64) for side in sides[1:]]
+    assert cells.number.tolist() == list(range(sum(one.uncertainty.numel() for one in maps)))
 
 
 def test_torch_has_its_threads_back_afterwards(photos: Path, tmp_path: Path) -> None:

@@ -244,6 +244,10 @@ def test_many_cells_are_searched_with_faiss_as_few_are_exactly(
     assert [hit.photo for hit in hits[0]] == [hit.photo for hit in hits[1]]
     assert [hit.point for hit in hits[0]] == [hit.point for hit in hits[1]]
     assert [h.score for h in hits[0]] == pytest.approx([h.score for h in hits[1]], abs=0.02)
+    # The very first cell is one as any other.
+    shard = next(read_cells(listed))
+    (found,) = lists.best(torch.from_numpy(shard.unit_vectors()[:1]), count=1)
+    assert (found.photo, list(found.point)) == (shard.names[0], shard.points[0].tolist())
 
 
 def refused(index: Path, model: DenseFeatures, *words: str) -> None:

@@ -55,6 +55,16 @@ def test_beyond_the_image_its_border_is_repeated() -> None:
     assert crop(image, torch.tensor([20.0, 0.0, 27.0, 7.0]), size=8)[0, 0].tolist() == [70] * 8
 
 
+def test_a_crop_shows_what_lies_between_the_box_and_its_surroundings() -> None:
+    """Enlarged, its outermost pixels lie between the box's own and those around it."""
+    image = torch.arange(30, dtype=torch.uint8).expand(3, 30, 30) * 8
+    across, down = (crop(i, torch.tensor([10.0, 10.0, 19.0, 19.0]), size=40)
+                    for i in (image, image.transpose(1, 2)))  # fmt: skip
+    places = 10 - 0.5 + (torch.arange(40) + 0.5) / 4
+    assert (across[0, 20] - 8 * places).abs().max() <= 1
+    assert torch.equal(across, down.transpose(1, 2))
+
+
 def test_points_come_back_from_their_cells() -> None:
     boxes = torch.tensor([[3.0, 4.0, 30.0, 17.0], [0.5, -2.0, 1.5, 90.0]])
     points = torch.rand(2, 5, 2, generator=torch.Generator().manual_seed(0)) * 50

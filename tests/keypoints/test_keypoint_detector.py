@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from surefeat.data.drawn import draw
 from surefeat.data.drawn_categories import CATEGORIES
 from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
 from surefeat.keypoints.config import KeypointConfig
-from surefeat.keypoints.detector import KeypointDetector
+from surefeat.keypoints.detector import KeypointDetector, fit_head
+from surefeat.keypoints.head import Batch
+from surefeat.keypoints.views import ViewStore, cut_objects, describe
 from surefeat.model.network import DenseFeatures
 
 
@@ -98,6 +101,32 @@ def test_the_same_seed_gives_the_same_detector_and_another_another(
     ]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not torch.equal(states[0]["conv2.weight"], states[2]["conv2.weight"])
+
+
+def test_the_seed_says_in_which_order_views_are_shown(small: DenseFeatures, photos: Path) -> None:
+    """Not only where the head starts."""
+    labelled = read_coco(photos)
+    objects = cut_objects(labelled, size=64, jitter=QUICK.jitter, device=torch.device("cpu"))
+    store = ViewStore(objects, describe(small), QUICK)
+
+    class Watched:
+        """The same views, which notes what is shown."""
+
+        objects, maps = store.every.objects, store.every.maps
+
+        def batches(self, *given: Any, **settings: Any) -> Iterator[Batch]:
+            for batch in store.every.batches(*given, **settings):
+                shown[-1].append(batch[1])
+                yield batch
+
+    shown: list[list[Tensor]] = []
+    for seed in (0, 0, 1):
+        shown.append([])
+        rows = torch.arange(len(store.every.numbers))
+        fit_head(Watched(), rows, QUICK, objects=16, kinds=8, seed=seed)  # type: ignore[arg-type]
+    first, again, other = (torch.stack(batches) for batches in shown)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_a_detector_loads_without_its_data_and_finds_the_same(

@@ -71,6 +71,14 @@ def test_the_loss_is_the_sum_written_out() -> None:
     assert heatmap_loss(p, t, own, weight=10.0) == pytest.approx((plain + 10 * weighted) / 4)
 
 
+def test_a_new_head_expects_little_anywhere() -> None:
+    """Nearly all of a target is 0: a head that began at one half would first unlearn that."""
+    generator = torch.Generator().manual_seed(0)
+    head = KeypointHead(3, 4, hidden=64, generator=generator)
+    chances = head(torch.randn(8, 3, 12, 12, generator=generator)).sigmoid().detach()
+    assert 0.05 < float(chances.mean()) < 0.2
+
+
 def test_only_the_own_categorys_channels_learn() -> None:
     generator = torch.Generator().manual_seed(0)
     head = KeypointHead(3, 4, hidden=5, generator=generator).eval()

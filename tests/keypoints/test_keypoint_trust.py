@@ -96,6 +96,13 @@ def test_cross_validation_never_asks_about_photos_it_learned_from() -> None:
     assert cross_validate(fit_head, crops, points, objects, torch.zeros(count), seed=0) is None
 
 
+def test_right_is_seen_and_within_a_tenth_of_the_longer_side() -> None:
+    """As PCK has it: nearer than that, not as near."""
+    error = torch.tensor([0.0, 0.09, 0.1, 0.15, 0.09, torch.nan])
+    visible = torch.tensor([True, True, True, True, False, False])
+    assert Answers({}, visible, error).right.tolist() == [True, True] + 4 * [False]
+
+
 def test_trust_follows_answers_and_few_answers_follow_the_prior() -> None:
     generator = torch.Generator().manual_seed(0)
     signs = {name: torch.randn(900, generator=generator) for name in SIGNS}

@@ -60,10 +60,15 @@ def test_kept_views_are_what_the_frozen_layers_say_of_rendered_photos(config: Co
     assert sample(layer[:, 0].float(), middle / 8).isfinite().all()
 
 
-def test_a_step_pairs_two_views_of_one_photo_by_their_own_warp(config: Config) -> None:
-    """The loss of a step, put together by hand from the views that the draws name."""
-    config = replace(config, train=replace(config.train, amp=False))
+@pytest.mark.parametrize("held", [False, True])
+def test_a_step_pairs_two_views_of_one_photo_by_their_own_warp(config: Config, held: bool) -> None:
+    """The loss of a step, put together by hand from the views that the draws name; at first sigma
+    is held."""
+    config = replace(config, train=replace(config.train, amp=False),
+                     loss=replace(config.loss, sigma_warmup=int(held)))  # fmt: skip
     model = small_model(config)
+    with torch.no_grad():
+        model.head.last.bias[-1] += 2  # type: ignore[index]  # a new head's sigma is 1, as a held one
     kept, _ = views_of(config)
     (loss, sigma), *_ = kept_losses(model, kept, range(1), config)
     draws = step_draws(0, config, CPU)
@@ -84,9 +89,11 @@ def test_a_step_pairs_two_views_of_one_photo_by_their_own_warp(config: Config) -
     (layer,) = kept.maps
     maps = [layer[r, a] for r, a, _ in chosen] + [layer[r, b] for r, _, b in chosen]
     whole = model.from_frozen([torch.stack(maps).float()], config.train.trained)
-    wanted, wanted_sigma = loss_of_maps(whole, points, config.loss, torch.tensor(False))
+    wanted, wanted_sigma = loss_of_maps(whole, points, config.loss, torch.tensor(held))
     assert loss.total.item() == pytest.approx(wanted.total.item(), abs=1e-6)
     assert torch.allclose(sigma, wanted_sigma)
+    other, _ = loss_of_maps(whole, points, config.loss, torch.tensor(not held))
+    assert other.total.item() != pytest.approx(wanted.total.item(), abs=1e-3)
     quicker = replace(config, train=replace(config.train, amp=True))
     (rounded, _), *_ = kept_losses(model, kept, range(1), quicker)
     assert rounded.total.item() == pytest.approx(wanted.total.item(), abs=2e-2)

@@ -84,7 +84,6 @@ def test_a_run_on_the_same_trunk_gets_the_shipped_fit_moved(
     assert given.reliability.point.weights == shipped.reliability.point.weights  # type: ignore[union-attr]
     assert given.reliability.point.mean != shipped.reliability.point.mean  # type: ignore[union-attr]
     assert given.reliability.pair == shipped.reliability.pair  # type: ignore[union-attr]
-    assert given.cohort.descriptors is None
     model.reliability, model.cohort = given.reliability, given.cohort
     model.save_pretrained(at_home / "own")
     again = DenseFeatures.from_pretrained(at_home / "own", device="cpu")
@@ -93,7 +92,10 @@ def test_a_run_on_the_same_trunk_gets_the_shipped_fit_moved(
     assert matches.probability is not None
     assert matches.without_labels
     assert Reliability.load(at_home / "own").without_labels  # type: ignore[union-attr]
-    assert Cohort.load(at_home / "own").descriptors is None  # type: ignore[union-attr]
+    kept, cohort = Cohort.load(at_home / "own"), shipped.cohort
+    assert kept is not None
+    assert cohort is not None
+    assert torch.equal(kept.lower, cohort.lower.half().float())
 
 
 def test_the_same_head_keeps_the_very_fit(shipped: DenseFeatures, at_home: Path) -> None:

@@ -175,6 +175,11 @@ def test_hue_turns_as_opencv_does_for_full_turns_and_keeps_grey() -> None:
     torch.testing.assert_close(turned, torch.tensor([0.0, 1.0, 0.0]), atol=1e-5, rtol=0)
     grey = torch.full((1, 3, 2, 2), 0.4)
     torch.testing.assert_close(change_colour(grey, _colour_draws(hue=0.3), config), grey)
+    # Half of the range at twice the strength is the same turn, as it is of every change.
+    twice = ColourConfig(hue=60.0, strength=2.0)
+    torch.testing.assert_close(
+        change_colour(red, _colour_draws(hue=1.0), twice).flatten(), turned, atol=1e-5, rtol=0
+    )
 
 
 def test_brightness_contrast_and_saturation_match_hand_computed_values() -> None:

@@ -138,7 +138,8 @@ def test_suppression_leaves_no_overlapping_boxes_of_a_class() -> None:
     generator = torch.Generator().manual_seed(0)
     corners = (torch.rand(60, 2, 2, generator=generator) * 50).floor().sort(dim=1).values
     boxes, scores = corners.reshape(60, 4), torch.rand(60, 3, generator=generator)
-    for k, found in enumerate(suppress(boxes, scores, overlap=0.4, least=0.1)):
+    kept = suppress(boxes, scores, overlap=0.4, least=0.1)
+    for k, found in zip(range(3), kept, strict=True):
         overlaps = box_iou(found.boxes, found.boxes) - torch.eye(len(found.boxes))
         assert overlaps.max() <= 0.4
         assert found.scores.tolist() == sorted(found.scores.tolist(), reverse=True)

@@ -151,6 +151,28 @@ def test_an_interrupted_evaluation_continues_to_the_same_result(
     assert len(cache.read_text().splitlines()) == 12
 
 
+def test_what_was_measured_before_stands(
+    run: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """A chunk that broke off is measured anew; of its pairs those in the file keep their records"""
+    asked = {"measures": ("nearest",), "shifted": ()}
+    before = run(tmp_path, **asked)
+    (cache,) = (tmp_path / "cache").glob("*.jsonl")
+    first = json.loads(cache.read_text().splitlines()[0])
+    first["nearest"]["points"] = [[x + 500, y] for x, y in first["nearest"]["points"]]
+    cache.write_text(json.dumps(first) + "\n")
+    after = run(tmp_path, **asked)
+    name = "nearest pck@0.15 img"
+    assert before["pairs"][name][first["pair"]] > 0
+    assert after["pairs"][name][first["pair"]] == 0
+    rows = range(len(before["pairs"][name]))
+    others = [
+        [one["pairs"][name][n] for n in rows if n != first["pair"]] for one in (before, after)
+    ]
+    assert others[0] == others[1]
+    assert json.loads(cache.read_text().splitlines()[0]) == first
+
+
 def test_a_finished_evaluation_is_read_back(
     run: Callable[..., dict[str, Any]],
     whole: Path,

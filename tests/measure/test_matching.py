@@ -155,7 +155,7 @@ def test_signs_that_know_right_from_wrong_rank_as_such(material: Material) -> No
         record = {"pair": case.number, "variant": "plain", "nearest": nearest, "iou_by_rank": ious,
                   "identity": {"points": points.tolist()}}  # fmt: skip
         records.append(record)
-    result = result_of(records, some, rated=True)
+    result = result_of(records, some)
     metrics = result["metrics"]
     total = sum(len(case.pair.common()[0]) for case in plain)
     wrong = sum((len(case.pair.common()[0]) + 1) // 2 for case in plain)
@@ -167,7 +167,7 @@ def test_signs_that_know_right_from_wrong_rank_as_such(material: Material) -> No
     right = [len(case.pair.common()[0]) // 2 for case in plain]
     assert result["pairs"]["nearest pck@0.1 img"] == right
     # A pair without active proposals leaves the others to speak of regions.
-    fewer = result_of([records[0] | {"iou_by_rank": []}, *records[1:]], some, rated=True)
+    fewer = result_of([records[0] | {"iou_by_rank": []}, *records[1:]], some)
     assert fewer["metrics"]["pcr area"] == pytest.approx(metrics["pcr area"])
     assert fewer["counts"]["pairs without active proposals"] == 1
     assert fewer["counts"]["region pairs"] == len(plain) - 1
@@ -175,10 +175,34 @@ def test_signs_that_know_right_from_wrong_rank_as_such(material: Material) -> No
     box = torch.tensor([0.0, 0.0, 49.0, 29.0])
     boxed = [replace(case, pair=replace(case.pair, box1=box)) for case in plain]
     for cases, there in ((boxed, True), ([plain[0], *boxed[1:]], False)):
-        judged = result_of(records, replace(material, cases=tuple(cases)), rated=True)
+        judged = result_of(records, replace(material, cases=tuple(cases)))
         assert ("nearest pck@0.1 bbox" in judged["metrics"]) == there
     # The best ranked regions come first: mIoU@1, @2, @3 and, with no more of them, the same on.
     assert result["curves"]["miou"][:4] == pytest.approx([0.9, 0.6, 1.3 / 3, 1.3 / 3])
+
+
+def test_signs_are_judged_by_the_benchmark_s_own_rule(material: Material) -> None:
+    """Made-up matches between the limits of two rules: of the image's side, of the keypoints'."""
+    plain = [case for case in material.cases if case.variant == "plain"]
+    records = []
+    for case in plain:
+        points = case.pair.common()[1]
+        narrow = float((points.amax(0) - points.amin(0)).max())
+        assert narrow < 0.95 * SIZE
+        off = torch.zeros_like(points)
+        off[::2, 0] = 0.05 * (narrow + SIZE)  # a tenth of the mean of both
+        right = [float(n % 2) for n in range(len(points))]
+        nearest = {"points": (points + off).tolist(), "score": right}
+        records.append({"identity": {"points": points.tolist()}, "nearest": nearest})
+    some = replace(material, cases=tuple(plain))
+    for name, rule in (("pairs", "img"), ("pf-willow", "bbox-kp")):
+        asked = replace(some, benchmark=replace(material.benchmark, name=name))  # type: ignore[arg-type]
+        result = result_of(records, asked)
+        assert result["rule"] == rule
+        assert {key.split()[-1] for key in result["by_class"]} == {rule}
+        auroc = result["metrics"]["nearest auroc score"]
+        # By the image's side all are right, so that there is nothing to tell apart.
+        assert auroc == 1 if rule == "bbox-kp" else math.isnan(auroc)
 
 
 def test_the_loss_of_true_matches_is_that_of_pairs_as_they_are(material: Material) -> None:
@@ -189,26 +213,33 @@ def test_the_loss_of_true_matches_is_that_of_pairs_as_they_are(material: Materia
         loss = (0.25, 0.75) if case.variant == "plain" else (0.5, 0.0)
         told = {"predicted": [loss[0]] * len(points), "actual": [loss[1]] * len(points)}
         records.append({"identity": {"points": points}, "loss": told})
-    metrics = result_of(records, material, rated=True)["metrics"]
+    metrics = result_of(records, material)["metrics"]
     names = ("predicted loss", "actual loss", "calibration error")
     assert [metrics[f"true matches: {name}"] for name in names] == pytest.approx([0.25, 0.75, 0.5])
     assert metrics["identity pck@0.1 img"] == metrics["shifted identity pck@0.1 img"] == 100
-    silent = result_of(records, material, rated=False)["metrics"]
+    without = [{"identity": record["identity"]} for record in records]
+    silent = result_of(without, material)["metrics"]
     assert not any(name.startswith("true matches") for name in silent)
 
 
 @pytest.mark.parametrize("name", ["nearest", "voting"])
 def test_points_are_those_of_public_matching(material: Material, model: Path, name: str) -> None:
+    """And so is how sure a row is of them, by every sign."""
     row = build_row(f"mine={model}", init=(), device=CPU)
+    weights = {"descriptor_weight": 1.0, "lower_weight": 0.25}
+    row = replace(row, **weights)  # type: ignore[arg-type]
     store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
     moved = 0.0
     for case in material.cases[:4]:
         (record,) = measure([case], row, store, material.pictures, PROTOCOL)
         frames = [case.frame(PROTOCOL.side, i) for i in (0, 1)]
         points = frames[0].to_network(case.pair.common()[0])
-        found = match_points(*(store[key] for key in case.keys), points, voting=name == "voting")
+        pair = (store[key] for key in case.keys)
+        found = match_points(*pair, points, voting=name == "voting", **weights)  # type: ignore[arg-type]
         expected = frames[1].to_original(found.points1)
         assert torch.allclose(torch.tensor(record[name]["points"]), expected, atol=2e-3)
+        for sign in ("score", "margin", "confidence"):
+            assert record[name][sign] == pytest.approx(getattr(found, sign).tolist(), abs=2e-5)
         other = "voting" if name == "nearest" else "nearest"
         moved += float((torch.tensor(record[other]["points"]) - expected).norm(dim=1).max())
     assert moved > 1  # the two do not agree on everything

@@ -63,7 +63,7 @@ def test_a_row_that_knows_the_answers_is_right_by_its_own_way(material: Material
     }
     records = measured(told(answers), material, plain)
     whole = replace(material, cases=tuple(plain))
-    metrics = result_of(records, whole, rated=False)["metrics"]
+    metrics = result_of(records, whole)["metrics"]
     assert metrics[str(pck_score("own", "img", alpha=0.05))] == 100
     assert metrics[str(pck_score("nearest", "img", alpha=0.05))] < 100
 

@@ -160,7 +160,9 @@ def test_a_line_of_the_readme_is_one_model_measured_in_one_way(row: str) -> None
 
 @pytest.mark.parametrize("benchmark", results_page.RULES)
 def test_seeds_of_one_line_share_all_but_their_weights(benchmark: str) -> None:
-    for line in results_page.lines_of(benchmark):
+    lines = results_page.lines_of(benchmark)
+    assert lines
+    for line in lines:
         hashes = [one["weights_sha256"] for one in line.results]
         assert len(set(hashes)) == len(hashes)
         kept = [common(one) | {"weights_sha256": "", "row": ""} for one in line.results]

@@ -72,3 +72,12 @@ def test_shares_are_fitted_as_their_mean() -> None:
     fitted = fit_logistic(signs, torch.tensor([0.1, 0.3, 0.5, 0.7]), fitted_on="shares")
     mean = fitted.log_odds(signs).sigmoid()
     assert mean.tolist() == pytest.approx([0.2, 0.2, 0.6, 0.6], abs=1e-3)
+
+
+def test_the_fit_arrives_also_from_a_prior_that_is_sure_of_the_opposite() -> None:
+    """Where the loss hardly bends a whole step leads far beyond the minimum."""
+    signs, right = drawn(300, seed=5)
+    prior = Logistic(("a", "b"), (-9.0, 9.0), 0.0, (0.0, 0.0), (1.0, 1.0), "another", 9)
+    fitted = fit_logistic(signs, right, fitted_on="drawn", prior=prior, ridge=1e-3)
+    mild = fit_logistic(signs, right, fitted_on="drawn", ridge=1e-3)
+    assert unscaled(fitted) == pytest.approx(unscaled(mild), abs=0.25)

@@ -8,13 +8,14 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from surefeat.core.files import file_hash
+from surefeat.core.files import file_hash, pack_tensors
 from surefeat.match.points import match_points, matching_text
 from surefeat.match.votes import Voting
 from surefeat.model.config import (
@@ -52,6 +53,22 @@ def test_extract_is_the_same_in_a_batch(small: DenseFeatures) -> None:
         assert found.frame == alone.frame
         torch.testing.assert_close(found.descriptors, alone.descriptors, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(found.uncertainty, alone.uncertainty, atol=1e-5, rtol=1e-4)
+
+
+def test_a_pass_holds_at_most_a_batch(
+    small: DenseFeatures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    true = small.forward_with_lower
+
+    def watched(images: torch.Tensor) -> Any:
+        passes.append(len(images))
+        return true(images)
+
+    monkeypatch.setattr(small, "forward_with_lower", watched)
+    sizes = [(50, 90), (50, 90), (90, 50), (50, 90), (50, 90), (50, 90)]
+    assert len(small.extract([_photo(size) for size in sizes], batch=2)) == 6
+    assert sorted(passes) == [1, 1, 2, 2]
 
 
 def test_extract_takes_paths_pil_arrays_tensors_and_folders(
@@ -231,6 +248,20 @@ def test_what_a_model_knows_of_its_matches_stays_with_its_own_weights(
     again.save_pretrained(tmp_path)
     assert Reliability.load(tmp_path) is None
     assert Cohort.load(tmp_path) is None
+
+
+def test_a_cohort_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """It had its places' descriptors too, and a run whose head learned on had none."""
+    lower = torch.eye(3, 5)
+    packed = pack_tensors({"lower": lower.half(), "descriptors": torch.ones(3, 2)}, {"last": "2"})
+    (tmp_path / "cohort.safetensors").write_bytes(packed)
+    known = Cohort.load(tmp_path)
+    assert known is not None
+    assert torch.equal(known.lower, lower)
+    assert known.last == 2
+    (tmp_path / "cohort.safetensors").write_bytes(pack_tensors({"places": lower}))
+    with pytest.raises(ValueError, match=r"cohort.safetensors is not what Cohort.save writes"):
+        Cohort.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -66,6 +67,21 @@ def away_from_seams(size: tuple[int, int], *, tile: int, overlap: int) -> Tensor
             inside.append(before and after)
         keep.append(torch.tensor(inside))
     return keep[0][:, None] & keep[1]
+
+
+def test_a_tile_speaks_in_full_at_the_photo_s_own_edge_and_less_at_a_seam() -> None:
+    """Two tiles of 6 cells in a row of 7, an overlap of 3: of 1 and of 3, by hand."""
+    stitch = tiles._Stitch((6, 7), 3)
+    for first, value in ((0, 1.0), (1, 3.0)):
+        one = F.normalize(torch.ones(2, 6, 6), dim=0)
+        frame = Frame((48, 48), (48, 48))
+        stitch.add(Features(one, torch.full((6, 6), value), one, frame, 8), (0, first))
+    # Weights of the left tile 3 3 3 3 2 1 and of the right one 1 2 3 3 3 3, in thirds.
+    mixed = [(left * 1 + right * 3) / (left + right)
+             for left, right in ((3, 1), (3, 2), (3, 3), (2, 3), (1, 3))]  # fmt: skip
+    expected = [1.0, *mixed, 3.0]
+    row = stitch.joined().uncertainty[0]
+    assert row.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_stitched_map_is_that_of_one_pass_away_from_the_seams(

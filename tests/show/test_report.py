@@ -123,9 +123,9 @@ def test_links_lead_to_their_sections(page: Page) -> None:
 
 
 def test_inlined_pictures_decode_and_are_sharp(page: Page) -> None:
-    for tag, attributes in page.tags:
-        if tag != "img":
-            continue
+    pictures = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert len(pictures) > 3
+    for attributes in pictures:
         found = re.fullmatch(r"data:image/(png|jpeg);base64,(.+)", attributes["src"] or "")
         assert found
         image = Image.open(io.BytesIO(base64.b64decode(found[2], validate=True)))

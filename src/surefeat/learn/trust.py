@@ -63,7 +63,7 @@ def trust_without_labels(model: DenseFeatures, photos: Sequence[Tensor]) -> Trus
         known, point=moved(known.point, before, now, words=words), weights_sha256="",
         without_labels=True, keypoints=None, transfer=None,
     )  # fmt: skip
-    return Trust(fitted, Cohort(cohort.lower, last=cohort.last), words)
+    return Trust(fitted, cohort, words)
 
 
 def _none(why: str) -> Trust:

@@ -61,9 +61,9 @@ class Cells:
     common: Tensor
     """(n,): the highest similarity with the model's cohort, by the same layer."""
 
-    def shares(self, *, weighted: bool = True) -> Tensor:
-        """(n,) that add up to 1: how much each cell counts; unweighted: all the same."""
-        weights = self.confidence.square() if weighted else torch.ones_like(self.confidence)
+    def shares(self) -> Tensor:
+        """(n,) that add up to 1: how much each cell counts."""
+        weights = self.confidence.square()
         return weights / weights.sum()
 
     @staticmethod
@@ -83,8 +83,6 @@ class Agreement:
 
     cells0: Cells
     cells1: Cells
-    weighted: bool = True
-    """Cells count by their confidence; False: all the same, to see what that is worth."""
 
     @cached_property
     def similarity(self) -> Tensor:
@@ -101,7 +99,7 @@ class Agreement:
         both, alike = [], self.cells0.kind @ self.cells1.kind.T
         for cells, axis in ((self.cells0, 1), (self.cells1, 0)):
             rows = torch.stack([alike.amax(axis) - cells.common, cells.common])
-            both.append(rows @ cells.shares(weighted=self.weighted))
+            both.append(rows @ cells.shares())
         return dict(zip(PAIR_SIGNS, torch.stack(both).mean(0), strict=True))
 
     def facing(self) -> Tensor:
@@ -133,9 +131,9 @@ def _near(points: Tensor, cells: Tensor) -> Tensor:
     return (-0.5 * (torch.cdist(points, cells) / (REACH * longer)).square()).exp()
 
 
-def compare(side0: Side, side1: Side, *, weighted: bool = True) -> Agreement:
+def compare(side0: Side, side1: Side) -> Agreement:
     """Two photos cell by cell; both must come from a model with a cohort."""
-    return Agreement(Cells.of(side0), Cells.of(side1), weighted)
+    return Agreement(Cells.of(side0), Cells.of(side1))
 
 
 def point_signs(
@@ -172,9 +170,9 @@ def judge(
     return float(related), related * torch.sigmoid(given)
 
 
-def pooled_vector(cells: Cells, centre: Tensor, *, weighted: bool = True) -> Tensor:
+def pooled_vector(cells: Cells, centre: Tensor) -> Tensor:
     """(D,) unit length: the mean of a photo's cells, by confidence, from the cohort's centre (D,).
 
     Uncentred, all photos resemble each other: what most have in common dominates the mean.
     """
-    return F.normalize(cells.shares(weighted=weighted) @ cells.kind - centre, dim=0)
+    return F.normalize(cells.shares() @ cells.kind - centre, dim=0)

@@ -79,7 +79,7 @@ def evaluate_row(
             bar.update(len(chunk))
     seconds = None if before else round(time.perf_counter() - start, 1)
     ordered = [records[case.number, case.variant] for case in cases]
-    result = result_of(ordered, material, rated=row.confidence)
+    result = result_of(ordered, material)
     about = about_row(row, config, device=device, seconds=seconds)
     return write_result(out / f"{stem}.json", result | about)
 

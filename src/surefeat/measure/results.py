@@ -98,11 +98,8 @@ def pck_score(
     return Score("pck", route, alpha=alpha, rule=rule, shifted=shifted)
 
 
-def result_of(records: Sequence[Record], material: Material, *, rated: bool) -> Result:
-    """All scores of a row's records, which are those of the material's cases in their order.
-
-    rated: the row predicts confidence, whose own quality is measured too.
-    """
+def result_of(records: Sequence[Record], material: Material) -> Result:
+    """All scores of a row's records, which are those of the material's cases in their order."""
     benchmark = material.benchmark
     result: Result = {
         "benchmark": benchmark.name, "split": benchmark.split, "rule": benchmark.rule,
@@ -116,7 +113,7 @@ def result_of(records: Sequence[Record], material: Material, *, rated: bool) -> 
             _add_variant(result, shifted, [r for r, _ in own], [c for _, c in own], material)
     losses = [record["loss"] for record, case in both
               if case.variant == "plain" and "loss" in record]  # fmt: skip
-    if rated and losses:
+    if losses:  # of a row that predicts confidence
         _add_losses(result, losses)
     return result
 

@@ -261,7 +261,6 @@ def published_bins(
     stacked = stack_boxes(boxes, size=(height, width)).to(device) + 1
     share = stacked.new_tensor([cells[1] / width, cells[0] / height] * 2)
     snapped = (stacked * share + 0.5).floor().long() - 1
-    snapped[:, 2:] = torch.maximum(snapped[:, :2], snapped[:, 2:])
     return bins_of_cells(snapped, size=size, cells=cells)
 
 

@@ -254,8 +254,6 @@ class Cohort:
 
     lower: Tensor
     """(M, D), unit length."""
-    descriptors: Tensor | None = None
-    """(M, C), unit length; None: of a model whose head has learned since from other photos."""
     last: int = 0
     """How many of the D channels are the last lower layer's, which tells kinds; 0: all."""
 
@@ -274,10 +272,8 @@ class Cohort:
 
     def save(self, folder: str | Path) -> None:
         """Write cohort.safetensors into a model folder, in half precision."""
-        tensors = {"lower": self.lower.half()}
-        if self.descriptors is not None:
-            tensors["descriptors"] = self.descriptors.half()
-        write_bytes(Path(folder) / COHORT, pack_tensors(tensors, {"last": str(self.last)}))
+        data = pack_tensors({"lower": self.lower.half()}, {"last": str(self.last)})
+        write_bytes(Path(folder) / COHORT, data)
 
     @staticmethod
     def load(folder: str | Path) -> Cohort | None:
@@ -287,8 +283,7 @@ class Cohort:
             return None
         try:
             stored, about = read_tensors(path)
-            tensors = {name: values.float() for name, values in stored.items()}
-            return Cohort(**tensors, last=int(about.get("last", 0)))
-        except (TypeError, ValueError) as error:
+            return Cohort(stored["lower"].float(), int(about.get("last", 0)))
+        except (KeyError, ValueError) as error:
             fault = f"{path} is not what Cohort.save writes ({error})"
             raise ValueError(f"{fault}; delete it or fit it again") from error
