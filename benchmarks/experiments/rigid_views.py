@@ -22,10 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-DIRECTIONS, FINE = 800, 6000
-"""Viewing directions while the shape is sought (7 degrees apart), and in the end (2.6)."""
+DIRECTIONS, FINE = 400, 6000
+"""Viewing directions while the shape is sought (10 degrees apart), and in the end (2.6)."""
 
-ROUNDS, RESTARTS = 40, 12
+ROUNDS, RESTARTS, DRAWN, FINALS = 40, 24, 160, 4
+"""Of a start; starts; objects that they look at, where there are more; how many of the best starts
+are gone on with."""
 
 FAR = 30.0
 """Degrees beyond which a direction is another one, for `doubt`."""
@@ -68,14 +70,16 @@ def find_views(
     the shape as well. An object needs three keypoints that are not in a line, better six.
     """
     points, count = points.double(), len(points)
-    if flip is not None:
-        turn = torch.tensor(list(flip))
+    turn = None if flip is None else torch.tensor(list(flip))
+    if turn is not None:
         mirrored = points[:, turn] * points.new_tensor([-1.0, 1.0])
         points, visible = torch.cat([points, mirrored]), torch.cat([visible, visible[:, turn]])
     flat = _centred(points, visible)
-    tried = [_one_start(flat, visible, generator) for _ in range(restarts)]
-    shape, _ = min(tried, key=lambda one: one[1])
-    found = _refined(flat, visible, shape)
+    drawn = torch.randperm(len(flat), generator=generator)[:DRAWN]
+    tried = [_one_start(flat[drawn], visible[drawn], turn, generator) for _ in range(restarts)]
+    tried.sort(key=lambda one: one[1])
+    finals = [_refined(flat, visible, shape, turn) for shape, _ in tried[:FINALS]]
+    found = min(finals, key=lambda views: views.cost)
     cut = {name: getattr(found, name)[:count] for name in ("rotations", "error", "doubt")}
     return replace(found, **cut)
 
@@ -148,9 +152,14 @@ def _turned(rotations: Tensor, scale: Tensor) -> Tensor:
 
 
 def _next_shape(
-    flat: Tensor, weight: Tensor, views: tuple[Tensor, Tensor, Tensor], old: Tensor
+    flat: Tensor,
+    weight: Tensor,
+    views: tuple[Tensor, Tensor, Tensor],
+    old: Tensor,
+    turn: Tensor | None,
 ) -> Tensor:
-    """The shape that fits all views best, brought to mean 0 and size 1."""
+    """The shape that fits all views best, brought to mean 0 and size 1; with `turn`, of two halves
+    that mirror each other."""
     rotations, size, shift = views
     planes = rotations[:, :2] * size[:, None, None]
     wanted = torch.view_as_real(flat - shift[:, None])
@@ -159,7 +168,17 @@ def _next_shape(
     ridge = 1e-3 * torch.eye(3, dtype=left.dtype) * left.diagonal(dim1=1, dim2=2).mean()
     shape = torch.linalg.solve(left + ridge, right + (ridge @ old.T).T)
     shape = shape - shape.mean(0)
+    if turn is not None:
+        shape = (shape + shape[turn] @ _mirror(shape, turn)) / 2
     return shape / shape.square().sum(1).mean().sqrt()
+
+
+def _mirror(shape: Tensor, turn: Tensor) -> Tensor:
+    """(3, 3): the reflection that brings shape[turn] nearest to shape."""
+    both = shape[turn].T @ shape
+    # With I - 2nn' the trace of the product is trace(both) - 2 n'(both)n: largest for the least n.
+    normal = torch.linalg.eigh(both + both.T).eigenvectors[:, 0]
+    return torch.eye(3, dtype=shape.dtype) - 2 * torch.outer(normal, normal)
 
 
 def _left_over(flat: Tensor, shape: Tensor, views: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -174,7 +193,9 @@ def _robust(away: Tensor, visible: Tensor) -> Tensor:
     return visible / (1 + (away / width).square())
 
 
-def _one_start(flat: Tensor, visible: Tensor, generator: torch.Generator) -> tuple[Tensor, float]:
+def _one_start(
+    flat: Tensor, visible: Tensor, turn: Tensor | None, generator: torch.Generator
+) -> tuple[Tensor, float]:
     rotations = sphere(DIRECTIONS)
     shape = torch.randn(flat.shape[1], 3, dtype=torch.float64, generator=generator)
     shape = shape / shape.square().sum(1).mean().sqrt()
@@ -182,13 +203,13 @@ def _one_start(flat: Tensor, visible: Tensor, generator: torch.Generator) -> tup
     for _ in range(ROUNDS):
         fits = _fit(flat, weight, _shown(shape, rotations))
         views = _chosen(rotations, fits, fits.cost.argmin(1))
-        shape = _next_shape(flat, weight, views, shape)
+        shape = _next_shape(flat, weight, views, shape, turn)
         weight = _robust(_left_over(flat, shape, views), visible)
     away = _left_over(flat, shape, views)
     return shape, float(away.clamp_max(0.5)[visible].square().mean())
 
 
-def _refined(flat: Tensor, visible: Tensor, shape: Tensor) -> Views:
+def _refined(flat: Tensor, visible: Tensor, shape: Tensor, turn: Tensor | None) -> Views:
     """Finer directions, and what is hidden as a sign of the side."""
     rotations, weight, hidden = sphere(FINE), visible.double(), None
     for _ in range(6):
@@ -199,7 +220,7 @@ def _refined(flat: Tensor, visible: Tensor, shape: Tensor) -> Views:
             energy = energy + hidden
         best = energy.argmin(1)
         views = _chosen(rotations, fits, best)
-        shape = _next_shape(flat, weight, views, shape)
+        shape = _next_shape(flat, weight, views, shape, turn)
         away = _left_over(flat, shape, views)
         weight = _robust(away, visible)
         hidden = _surprise(rotations, visible, views[0])
