@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-DIRECTIONS, FINE = 400, 6000
-"""Viewing directions while the shape is sought (10 degrees apart), and in the end (2.6)."""
+DIRECTIONS, FINE = 400, 2500
+"""Viewing directions while the shape is sought (10 degrees apart), and in the end (4)."""
 
-ROUNDS, RESTARTS, DRAWN, FINALS = 40, 24, 160, 4
+ROUNDS, RESTARTS, DRAWN, FINALS = 40, 12, 160, 3
 """Of a start; starts; objects that they look at, where there are more; how many of the best starts
 are gone on with."""
 
