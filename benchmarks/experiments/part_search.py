@@ -20,7 +20,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,11 @@ from surefeat.core.files import environment, write_json
 from surefeat.core.geometry import cell_centres
 from surefeat.core.image import resize
 from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
-from surefeat.index.cells import Projection, described, fit_projection, kept_cells
+from surefeat.index.cells import Projection, described, fit_projection
 from surefeat.index.search import faiss_of
 from surefeat.index.shards import SCALE
 from surefeat.index.store import BUDGET, DIMENSION, FITTED
+from surefeat.match import search
 from surefeat.match.large import best_parts, cut_part, moved_back
 from surefeat.match.points import match_points, quality, spread
 from surefeat.match.search import prepare
@@ -254,12 +255,14 @@ def rules(features: Features, image: Tensor, budget: int) -> dict[str, Tensor]:
     wide = max(1, budget // high)
     ys, xs = (((torch.arange(n) + 0.5) * m / n).long() for n, m in ((high, rows), (wide, columns)))
     grid = torch.cartesian_prod(ys, xs) @ torch.tensor([columns, 1])
+    seeded = torch.Generator().manual_seed(int(image.long().sum()))  # other cells in every photo
     ranked = {
         "confidence, near the middle": sure,
         "near the middle, without confidence": middle,
         "confidence (default)": features.confidence_at(points),
         "edge energy": edges.flatten(),
         "edge energy, near the middle": edges.flatten() * middle,
+        "at random": torch.rand(len(points), generator=seeded),
     }
     kept = {name: spread(values, points, count=budget) for name, values in ranked.items()}
     return kept | {"even grid": torch.unique(grid)}
@@ -296,8 +299,90 @@ def study_budget(sets: dict[str, Photos], count: int) -> dict[str, Any]:
     return table
 
 
-def study_verify(sets: dict[str, Photos], count: int, looked_at: int = 20) -> dict[str, Any]:
-    """The best photos of an index with the default budget, matched and put in order anew."""
+RULES = {
+    "confidence": "confidence (default)",
+    "without confidence": "at random",
+    "even grid": "even grid",
+    "edge energy": "edge energy",
+}
+"""Name in the verified table -> in `rules`; all but the grid are spread out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(Features):
+    """Features whose grids, which matching compares, are read once: a photo is matched with many.
+
+    Half of the time of a match goes into them otherwise, and the numbers are the same.
+    """
+
+    read: dict[tuple[str, bytes], Tensor] = field(default_factory=dict)
+
+    def lower_at(self, points: Tensor) -> Tensor:
+        if not 32 <= len(points) < 512:  # some points, or all places: `vectors_once` keeps those
+            return super().lower_at(points)
+        return self.once("lower", points, super().lower_at)
+
+    def once(self, name: str, points: Tensor, look: Callable[[Tensor], Tensor]) -> Tensor:
+        key = (name, points.numpy().tobytes())
+        if key not in self.read:
+            self.read[key] = look(points)
+        return self.read[key]
+
+
+def vectors_once(features: Features, points: Tensor, weights: tuple[float, float]) -> Tensor:
+    """In place of match.search's own, for features that are Kept."""
+    if not isinstance(features, Kept) or len(points) < 32:
+        return plain_vectors(features, points, weights)
+    return features.once("both", points, lambda p: plain_vectors(features, p, weights))
+
+
+plain_vectors = search._vectors
+
+
+Told = dict[tuple[int, int], tuple[float, float, float]]
+"""(query, photo) -> x and y where matching leads, and the probability."""
+
+
+def match_hits(
+    photos: Photos, queries: Sequence[Query], wanted: dict[int, list[int]], journal: Path
+) -> Told:
+    """Every photo matched with the questions it is wanted for, photo by photo, each noted down."""
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    told: Told = {}
+    search._vectors = vectors_once
+    for line in map(json.loads, lines):
+        told |= {(row, line["photo"]): tuple(place) for row, *place in line["told"]}
+    asking = {n: Kept(**vars(photos.features[n])) for n in {query[0] for query in queries}}
+    for photo, rows in tqdm(sorted(wanted.items()), desc=journal.stem, mininterval=30):
+        rows = [row for row in rows if (row, photo) not in told]
+        if not rows:
+            continue
+        theirs = Kept(**vars(photos.features[photo]))
+        for row in rows:
+            number, item, part = queries[row]
+            match = match_points(asking[number], theirs, item.points[part][None])
+            assert match.probability is not None
+            told[row, photo] = (*match.points1[0].tolist(), float(match.probability[0]))
+        with journal.open("a") as file:
+            file.write(json.dumps({"photo": photo, "told": [[r, *told[r, photo]] for r in rows]}))
+            file.write("\n")
+    return told
+
+
+def mean_of(shares: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """Mean in percent and its standard error; questions about one photo (a group) count as one."""
+    values = 100 * torch.tensor(shares, dtype=torch.float64)
+    away, groups_ = values - values.mean(), torch.tensor(groups)
+    sums = torch.stack([away[groups_ == group].sum() for group in groups_.unique()])
+    factor = len(sums) / (len(sums) - 1)
+    error = (factor * sums.square().sum()).sqrt() / len(values)
+    return [round(float(values.mean()), 2), round(float(error), 2)]
+
+
+def study_verify(
+    sets: dict[str, Photos], count: int, cache: Path, looked_at: int = 20
+) -> dict[str, Any]:
+    """The best photos by each rule's cells, matched and put in order anew."""
     table: dict[str, Any] = {}
     for name, photos in sets.items():
         queries, projection = photos.queries(count), fit(photos)
@@ -306,38 +391,76 @@ def study_verify(sets: dict[str, Photos], count: int, looked_at: int = 20) -> di
             return described(features, points, matrix)
 
         cells = Cells.of(photos, queries, describe, small=True)
-        kept = torch.zeros(len(cells.points), dtype=torch.bool)
-        for start, features in zip(cells.first, photos.features, strict=True):
-            kept[start + kept_cells(features, budget=BUDGET).number] = True
-        shares = {"unverified": 0, "matched places, same order": 0, "verified": 0,
-                  "verified, cells' own places": 0}  # fmt: skip
-        said: list[tuple[float, bool]] = []
-        for row, query in enumerate(tqdm(queries, desc=name)):
-            number, item, part = query
-            mine, point = photos.features[number], item.points[part][None]
-            hits = []
-            for photo, cell in cells.best(row, number, looked_at, kept):
-                match = match_points(mine, photos.features[photo], point)
-                assert match.probability is not None
-                own = photos.is_right(photo, query, cells.points[cell])
-                matched = photos.is_right(photo, query, match.points1[0])
-                hits.append((float(match.probability[0]), own, matched))
-            ranked = sorted(hits, key=lambda hit: -hit[0])
-            shares["unverified"] += sum(own for _, own, _ in hits[:TOP])
-            shares["matched places, same order"] += sum(right for *_, right in hits[:TOP])
-            shares["verified"] += sum(right for *_, right in ranked[:TOP])
-            shares["verified, cells' own places"] += sum(own for _, own, _ in ranked[:TOP])
-            said += [(chance, right) for chance, _, right in hits]
-        entry: dict[str, Any] = {"photos": len(photos.features), "queries": len(queries),
-                                 "photos looked at": looked_at}  # fmt: skip
-        entry |= {k: round(100 * v / TOP / len(queries), 2) for k, v in shares.items()}
-        for least in (0.5, 0.9):
-            sure = [right for chance, right in said if chance >= least]
-            entry[f"hits with probability {least} or more"] = len(sure)
-            entry[f"right among them, {least}"] = round(100 * sum(sure) / max(1, len(sure)), 2)
-        table[name] = entry
-        print(name, entry, flush=True)
+        pairs = zip(photos.features, photos.objects, strict=True)
+        chosen = [rules(features, items[0].read(), BUDGET) for features, items in pairs]
+        best: dict[str, list[list[tuple[int, int]]]] = {}
+        for rule, known_as in RULES.items():
+            kept = torch.zeros(len(cells.points), dtype=torch.bool)
+            for start, one in zip(cells.first, chosen, strict=True):
+                kept[start + one[known_as]] = True
+            best[rule] = [cells.best(row, q[0], looked_at, kept) for row, q in enumerate(queries)]
+        wanted: dict[int, set[int]] = {}
+        for by_query in best.values():
+            for row, hits in enumerate(by_query):
+                for photo, _ in hits:
+                    wanted.setdefault(photo, set()).add(row)
+        matches = sum(map(len, wanted.values()))
+        print(name, matches, "matches", flush=True)
+        ordered = {photo: sorted(rows) for photo, rows in wanted.items()}
+        told = match_hits(photos, queries, ordered, cache / f"verify-{name}.jsonl")
+        table[name] = {
+            "photos": len(photos.features), "queries": len(queries), "photos looked at": looked_at,
+            "matches": matches, "possible": round(100 * photos.possible(queries), 2),
+        } | verified(photos, queries, cells, best, told)  # fmt: skip
+        print(name, json.dumps(table[name], indent=1), flush=True)
     return table
+
+
+def verified(
+    photos: Photos,
+    queries: Sequence[Query],
+    cells: Cells,
+    best: dict[str, list[list[tuple[int, int]]]],
+    told: Told,
+) -> dict[str, Any]:
+    """Per rule [mean, standard error] of precision@10; differences are question by question."""
+    groups, shares, entry = [query[0] for query in queries], {}, {}
+    for rule, by_query in best.items():
+        rows: dict[str, list[float]] = {
+            "by the cells alone": [], "matched places, same order": [], "verified": []
+        }  # fmt: skip
+        said: list[tuple[float, bool]] = []
+        for row, (query, hits) in enumerate(zip(queries, by_query, strict=True)):
+            places = [told[row, photo] for photo, _ in hits]
+            own = [photos.is_right(photo, query, cells.points[cell]) for photo, cell in hits]
+            right = [
+                photos.is_right(photo, query, torch.tensor(place[:2]))
+                for (photo, _), place in zip(hits, places, strict=True)
+            ]
+            order = sorted(range(len(hits)), key=lambda n: -places[n][2])
+            rows["by the cells alone"].append(sum(own[:TOP]) / TOP)
+            rows["matched places, same order"].append(sum(right[:TOP]) / TOP)
+            rows["verified"].append(sum(right[n] for n in order[:TOP]) / TOP)
+            said += [(place[2], hit) for place, hit in zip(places, right, strict=True)]
+        entry[rule] = {way: mean_of(values, groups) for way, values in rows.items()}
+        entry[rule]["gain of verifying"] = mean_of(
+            [b - a for a, b in zip(rows["by the cells alone"], rows["verified"], strict=True)],
+            groups,
+        )
+        shares[rule] = rows
+        for least in (0.5, 0.9):
+            sure = [hit for chance, hit in said if chance >= least]
+            entry[rule][f"hits with probability {least} or more"] = len(sure)
+            entry[rule][f"right among them, {least}"] = round(
+                100 * sum(sure) / max(1, len(sure)), 2
+            )
+    for rule in [rule for rule in best if rule != "confidence"]:
+        for way in ("by the cells alone", "verified"):
+            pairs = zip(shares["confidence"][way], shares[rule][way], strict=True)
+            entry[rule][f"confidence is better by, {way}"] = mean_of(
+                [a - b for a, b in pairs], groups
+            )
+    return entry
 
 
 def study_recall(sets: dict[str, Photos], count: int, cells: int = 1_000_000) -> dict[str, Any]:
@@ -449,6 +572,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, nargs=2, default=(4000, 6000))
     given = parser.parse_args()
     torch.set_num_threads(1)
+    now = environment("cpu") | {"load": round(os.getloadavg()[0], 1)}
     model = DenseFeatures.from_pretrained(device="cpu")
     names = ("birds-dev", "pascal3d-dev") if given.part == "vectors" else ("birds", "pascal3d")
     if given.part == "large":
@@ -456,12 +580,14 @@ def main() -> None:
     else:
         chosen = given.sets or names
         sets = {name: read_set(given.data, given.cache, name, model) for name in chosen}
-        study = {"vectors": study_vectors, "budget": study_budget, "verify": study_verify,
-                 "recall": study_recall}[given.part]  # fmt: skip
-        numbers = study(sets, given.queries)
+        if given.part == "verify":
+            numbers = study_verify(sets, given.queries, given.cache)
+        else:
+            study = {"vectors": study_vectors, "budget": study_budget,
+                     "recall": study_recall}[given.part]  # fmt: skip
+            numbers = study(sets, given.queries)
     before = json.loads(given.out.read_text())["metrics"] if given.out.exists() else {}
-    about = {"environment": environment("cpu") | {"load": round(os.getloadavg()[0], 1)},
-             "weights_sha256": model.weights_hash(),
+    about = {"environment": now, "weights_sha256": model.weights_hash(),
              "settings": {"budget": BUDGET, "dimension": DIMENSION, "near": NEAR, "top": TOP,
                           "queries": given.queries}}  # fmt: skip
     if given.part in ("vectors", "budget", "verify"):  # set by set, where asked so

@@ -18,7 +18,7 @@ from surefeat.data.drawn import write_folder
 from surefeat.index import search, store
 from surefeat.index.cells import Projection, described, fit_projection
 from surefeat.index.search import PartIndex, build_faiss, faiss_of, nearest_per_photo
-from surefeat.index.shards import read_cells, shard_file
+from surefeat.index.shards import ABOUT, read_cells, shard_file
 from surefeat.index.store import index_photos
 from surefeat.model.network import DenseFeatures
 from tiny import write
@@ -311,6 +311,28 @@ def test_an_index_of_another_model_or_none_at_all_is_refused(
     with pytest.raises(ValueError, match="at least 1"):
         index_photos([drawn], tmp_path / "none", model=model, budget=0)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", [search.PROJECTION, ABOUT])
+def test_what_a_refusal_says_mends_a_damaged_index(
+    name: str, index: Path, model: DenseFeatures, drawn: Path
+) -> None:
+    """Remove it, or its folder, and the same command again; finding and indexing both say so."""
+    whole = rows(index)
+    (index / name).write_text("damaged")
+    for ask in (
+        lambda: PartIndex.open(index, weights=model.weights_hash()),
+        lambda: index_photos([drawn], index, model=model, budget=20, quiet=True),
+    ):
+        with pytest.raises(ValueError, match=r"is damaged.*; remove (it|its folder)") as error:
+            ask()
+        assert "again" in str(error.value)
+    if name == ABOUT:
+        (index / name).unlink()
+    else:  # what the cells were brought to is lost
+        shutil.rmtree(index)
+    index_photos([drawn], index, model=model, budget=20, quiet=True)
+    assert rows(index) == whole
 
 
 def test_broken_photos_are_listed_and_the_rest_is_indexed(

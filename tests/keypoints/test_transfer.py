@@ -18,7 +18,7 @@ import tiny
 from surefeat.core.geometry import box_iou, cell_centres
 from surefeat.core.image import ImageLike
 from surefeat.data.coco import make_category
-from surefeat.data.decode import Place
+from surefeat.data.decode import Place, SourceError
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import KeypointSet, Labelled, read_coco, write_coco
 from surefeat.keypoints.carry import (
@@ -34,7 +34,7 @@ from surefeat.keypoints.carry import (
 from surefeat.keypoints.config import KeypointConfig
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.keypoints.motion import Motion
-from surefeat.keypoints.transfer import Transferred, transfer
+from surefeat.keypoints.transfer import Transferred, read_labels, transfer
 from surefeat.match.large import Part
 from surefeat.model.network import DenseFeatures
 
@@ -364,6 +364,16 @@ def test_a_detector_learns_from_what_was_written(
     detector = KeypointDetector.fit(model, read, config=config, calibrate=False)
     (bird,) = (kind for kind in detector.categories if kind.name == "bird")
     assert bird.keypoints == transferred.categories[transferred.sources[0].category].keypoints
+
+
+def test_labelled_photos_may_lie_among_the_others(drawn: Path, tmp_path: Path) -> None:
+    """labels.json photos/, with nothing beside the json: what one types first."""
+    shutil.copy(drawn / "labels.json", tmp_path)
+    found = read_labels(tmp_path / "labels.json", drawn, None)
+    assert {Path(item.image.path).parent for item in found.objects} == {drawn}
+    for photos, images in ((drawn, tmp_path), ([drawn], None), (tmp_path, None)):
+        with pytest.raises(SourceError, match=r"are not under .*--images"):
+            read_labels(tmp_path / "labels.json", photos, images)
 
 
 def test_what_cannot_be_meant_is_said(drawn: Path, tmp_path: Path) -> None:

@@ -40,11 +40,10 @@ class Index:
             engine=self.engine, address=self.address, workers=self.workers, device=self.device,
             quiet=self.json,
         )  # fmt: skip
-        words = f"{done.photos:,} photos, {done.cells:,} cells in {self.out}"
-        words += f"; {done.written} shards made, {done.already_there} already there"
-        words += f"; {len(done.skipped)} photos skipped, listed in {done.listed}" * bool(
-            done.skipped
-        )
+        words = f"{done.photos - len(done.skipped):,} photos, {done.cells:,} cells in {self.out}"
+        words += f"; shards made: {done.written}, already there: {done.already_there}"
+        if done.skipped:
+            words += f"; photos skipped: {len(done.skipped)}, listed in {done.listed}"
         if done.search is None:
             words += "; other processes are still at work, run this again when they are done"
         say(asdict(done), to_script=self.json, words=words)

@@ -37,7 +37,8 @@ class KeypointsTransfer:
     """Folder for keypoints.json, sheet.png, skipped.txt and a picture per photo; journal.jsonl
     keeps what is done, so that a stopped run goes on."""
     images: Path | None = None
-    """Where the labelled photos are: a folder or tar shards; by default beside the json."""
+    """Where the labelled photos are: a folder or tar shards; by default beside the json, or else
+    in the folder with the others."""
     threshold: float = 0.5
     """Keypoints that are less probably right, 0 to 1, are left out (v = 0)."""
     fit: Path | None = None
@@ -139,7 +140,7 @@ class KeypointsSuggest:
     labels: Path | None = None
     """COCO keypoints json of what is labelled already: those photos count as chosen."""
     images: Path | None = None
-    """Where its photos are; by default beside it."""
+    """Where its photos are; by default beside it, or else in the folder to choose from."""
     out: Path = Path("suggest")
     """Folder for suggest.json, suggest.txt and sheet.png."""
     model: Model = None

@@ -149,7 +149,7 @@ def _items(
     if missing:
         root = path.parent if images is None else images
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        fix = "pass the folder or tar shards they are in as images"
+        fix = "pass the folder or tar shards they are in as images (--images)"
         raise SourceError(f"{path}: {len(missing)} images are not under {root} ({shown}); {fix}")
     return items
 

@@ -79,7 +79,11 @@ class Projection:
     @staticmethod
     def load(path: str | Path) -> Projection:
         """Read what `save` wrote."""
-        stored, about = read_tensors(Path(path))
+        try:
+            stored, about = read_tensors(Path(path))
+        except ValueError as error:
+            fix = "remove its folder, run `surefeat index` again"
+            raise ValueError(f"{path} is damaged; {fix}") from error
         matrix = stored.get("matrix")
         if about.get("format") != _FORMAT or matrix is None or matrix.ndim != 2:
             raise ValueError(f"{path} holds no projection; write it with Projection.save")

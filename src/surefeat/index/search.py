@@ -203,24 +203,24 @@ class PartIndex:
         ValueError: it is damaged, another kind of folder, or another model's.
         """
         folder = Path(folder)
-        fix = "index the photos again: surefeat index PHOTOS --out INDEX"
+        made = f"surefeat index PHOTOS --out {folder}"
+        again = f"remove {folder} and index the photos again: {made}"
         if not (folder / ABOUT).is_file():
-            made = f"surefeat index PHOTOS --out {folder}"
             raise FileNotFoundError(f"no index in {folder}; make one: {made}")
         about = read_about(folder)
         if about.weights_sha256 != weights:
             what = f"{folder} was made by another model (weights {about.weights_sha256[:12]})"
-            raise ValueError(f"{what}; pass that --model, or {fix} elsewhere")
+            raise ValueError(f"{what}; pass that --model, or another --out to surefeat index")
         if not (folder / PROJECTION).is_file():
-            raise ValueError(f"{folder} has no {PROJECTION}, so it is no index; {fix} {folder}")
+            raise ValueError(f"{folder} has no {PROJECTION}, so it is no index; {again}")
         projection = Projection.load(folder / PROJECTION)
         if projection.digest != about.projection:
-            raise ValueError(f"{folder / PROJECTION} is not the one of these cells; {fix} {folder}")
+            raise ValueError(f"{folder / PROJECTION} is not the one of these cells; {again}")
         rows = shard_rows(folder, about)
         if None in rows or sum(row or 0 for row in rows) <= EXACT:
             # A missing shard is named by read_cells.
             return PartIndex(folder, about, projection, _CellTable.of(folder, vectors=True), None)
-        return PartIndex(folder, about, projection, *_read_faiss(folder, about, f"{fix} {folder}"))
+        return PartIndex(folder, about, projection, *_read_faiss(folder, about, f"run {made}"))
 
     def best(self, vectors: Tensor, *, count: int) -> list[CellHit]:
         """The best cells for vectors (Q, D), any of them, one a photo, the best photo first."""

@@ -277,7 +277,8 @@ def read_about(folder: str | Path) -> CellsAbout:
     try:
         about: CellsAbout = from_dict(CellsAbout, json.loads(file.read_text()))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged ({error}); write the cells anew") from error
+        fix = "remove it and run the command that made the folder again"
+        raise ValueError(f"{file} is damaged ({error}); {fix}") from error
     if about.format != _FORMAT:
         raise ValueError(f"{file} is of the format {about.format}, not {_FORMAT}; write it anew")
     return about

@@ -136,7 +136,7 @@ def _projection(out: Path, photos: Sequence[ListedPhoto], model: DenseFeatures) 
     if file.is_file():
         return Projection.load(file)
     if (out / ABOUT).exists():
-        raise ValueError(f"{file} is gone, so nothing can be added; index the photos anew")
+        raise ValueError(f"{file} is gone, so nothing can be added; remove {out} and index anew")
     drawn = photos[:: max(1, len(photos) // FITTED)][:FITTED]
     with one_torch_thread():
         seen = list(_features(drawn, model))

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from surefeat.core import progress
 from surefeat.data.decode import Skipped
-from surefeat.data.keypoints import KeypointSet, read_coco
-from surefeat.keypoints.transfer import photo_names
+from surefeat.data.keypoints import KeypointSet
+from surefeat.keypoints.transfer import photo_names, read_labels
 from surefeat.match.related import GRID
 from surefeat.match.search import even_grid
 from surefeat.match.votes import voting_grid
@@ -101,14 +101,15 @@ def suggest(
 ) -> Suggested:
     """Photos (a folder, or photos and folders) -> the `count` whose labels would help most.
 
-    labels: what is labelled already (a COCO json, its photos under `images`, default: beside it;
-    or a set): those photos count as chosen. Photos that cannot be read are skipped and listed.
+    labels: what is labelled already (a COCO json, its photos under `images`, default: beside it or
+    in the folder `photos`; or a set): those photos count as chosen. Photos that cannot be read are
+    skipped and listed.
     """
     if count < 1:
         raise ValueError(f"count is {count}; suggest at least 1 photo")
     names = photo_names(photos)
     model = model or DenseFeatures.from_pretrained()
-    known = read_coco(labels, images=images) if isinstance(labels, str | Path) else labels
+    known = read_labels(labels, photos, images) if isinstance(labels, str | Path) else labels
     skipped: list[Skipped] = []
     seen = look(list(names), model, skipped, quiet=quiet)
     if not seen.paths:

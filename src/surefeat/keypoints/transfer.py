@@ -20,7 +20,7 @@ from surefeat.core import progress
 from surefeat.core.files import add_lines, as_json, read_lines, write_lines
 from surefeat.core.image import load
 from surefeat.data.coco import Category
-from surefeat.data.decode import Place, Skipped
+from surefeat.data.decode import Place, Skipped, SourceError
 from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
 from surefeat.data.sources import find_images
 from surefeat.keypoints.carry import Look, Source, as_labelled, carry, has_box, read_sources
@@ -96,7 +96,8 @@ def transfer(
 ) -> Transferred:
     """Labels of a few photos -> of all others.
 
-    labels: a COCO json (its photos under `images`, default: beside it) or a set in memory.
+    labels: a COCO json (its photos under `images`, default: beside it, or else in the folder
+    `photos`) or a set in memory.
     photos: a folder, or photos and folders; labelled ones among them are left out, those that
     cannot be read are skipped and listed. model: by default the one that ships; of one that was
     never fitted on pairs of known relation, scores are mere similarities that lead back.
@@ -105,7 +106,7 @@ def transfer(
     """
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold is {threshold}; scores are between 0 and 1")
-    known = labels if isinstance(labels, KeypointSet) else read_coco(labels, images=images)
+    known = labels if isinstance(labels, KeypointSet) else read_labels(labels, photos, images)
     items = [item for item in known.objects if bool(item.visible.any()) or has_box(item)]
     if not items:
         raise ValueError("no labelled object has a keypoint (v of 1 or 2) or a box; label one")
@@ -140,6 +141,18 @@ def transfer(
     return Transferred(
         known.categories, given, tuple(objects), tuple(skipped), calibrated, threshold
     )
+
+
+def read_labels(
+    labels: str | Path, photos: str | Path | Sequence[str | Path], images: str | Path | None
+) -> KeypointSet:
+    """Labels, with their photos where they are said to be; else beside them or among `photos`."""
+    try:
+        return read_coco(labels, images=images)
+    except SourceError:
+        if images is not None or not isinstance(photos, str | Path) or not Path(photos).is_dir():
+            raise
+        return read_coco(labels, images=photos)
 
 
 def _batches(
