@@ -96,6 +96,7 @@ MISTYPED = {
     "pretrain photos": "missing: --out",
     "pretrain photos --out x --preset quik": "--preset cannot be 'quik'; choose auto, ours, quick",
     "boxes fit photos --out x --learn.epochs x": "--learn.epochs cannot be 'x' (N Passes",
+    "data synthetic --out x": "missing: out, here without --",
     "keypoints": "one word is missing; choose fit, predict, transfer",
     "keypoints trnsfer a b": "there is no command 'trnsfer'; choose fit, predict, transfer",
     "matsch a.jpg": "there is no command 'matsch'; choose pretrain, extract, match",

@@ -19,6 +19,7 @@ from surefeat.data.keypoints import read_coco
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures
 from surefeat.show.objects import keypoint_sheet, keypoints
+from surefeat.show.style import write_figure
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +191,20 @@ def test_a_picture_names_every_keypoint_and_marks_those_that_are_visible(photos:
     said = [text.get_text() for text in both.get_texts()]
     assert said[0] == f"1  car {labelled.categories[0].keypoints[0]}"
     assert said[-1] == f"{len(names)}  bird {names[-1]}"
+
+
+@pytest.mark.filterwarnings("error:Glyph")
+def test_names_are_drawn_as_they_are_written(photos: Path, tmp_path: Path) -> None:
+    r"""What looks like a formula, such as $\frac$, ended in a traceback; other letters warned."""
+    birds = read_coco(photos).only(["bird"])
+    kind = birds.categories[birds.objects[0].category]
+    odd = replace(kind, keypoints=(r"a $\frac$ b", "日本", *kind.keypoints[2:]))
+    kinds = [odd] * len(birds.categories)
+    scored = [replace(bird, scores=torch.full((len(bird.points),), 0.5)) for bird in birds.objects]
+    figures = keypoint_sheet(scored, kinds), keypoints(scored[0].read(), scored, kinds)
+    for number, figure in enumerate(figures):
+        write_figure(figure, tmp_path / f"{number}.png", dpi=30)
+    assert r"1 a $\frac$ b" in figures[0].get_suptitle()
 
 
 def test_the_sheet_shows_the_least_sure_first_and_says_what_is_not_seen(photos: Path) -> None:

@@ -204,7 +204,7 @@ def test_a_model_killed_while_it_is_written_over_another_is_one_of_the_two(
 
 
 def _kill_after(renames: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    move, done = files._move, []
+    move, done = files.move, []
 
     def counted(part: Path, path: Path) -> None:
         if len(done) == renames:
@@ -212,7 +212,7 @@ def _kill_after(renames: int, monkeypatch: pytest.MonkeyPatch) -> None:
         done.append(path)
         move(part, path)
 
-    monkeypatch.setattr(files, "_move", counted)
+    monkeypatch.setattr(files, "move", counted)
 
 
 @pytest.mark.parametrize("survived", range(3))

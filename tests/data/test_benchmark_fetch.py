@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -48,6 +49,21 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FILES}
+
+
+def test_what_was_fetched_survives_a_power_cut(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive and a folder that are there count as whole, so they have to be."""
+    seen: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda number: seen.append(os.readlink(f"/proc/self/fd/{number}"))
+    )
+    monkeypatch.setattr(os, "sync", lambda: seen.append("all"))
+    get("set", tmp_path / "data")
+    archive, *rest = seen
+    assert Path(archive).name.startswith(".set.zip.")
+    assert rest == [str(tmp_path / "data"), "all", str(tmp_path / "data")]
 
 
 def test_get_fetches_and_unpacks_once(published: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -306,10 +307,25 @@ def test_a_folder_that_holds_something_is_left_alone(
     def broken(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("surefeat.core.files._move", broken)
+    monkeypatch.setattr("surefeat.core.files.move", broken)
     with pytest.raises(OSError, match="no space"):
         detector.save(tmp_path / "new")
     assert {path.name for path in tmp_path.iterdir()} == {"full", "empty"}
+
+
+def test_a_saved_detector_survives_a_power_cut(
+    small: DenseFeatures, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is moved to its place, and that too has to reach the disk."""
+    detector = KeypointDetector.fit(small, photos, config=replace(QUICK, least_steps=12))
+    seen: list[tuple[int, list[str]]] = []
+
+    def watched(number: int) -> None:
+        seen.append((os.fstat(number).st_ino, [path.name for path in tmp_path.iterdir()]))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    detector.save(tmp_path / "parts")
+    assert seen[-1] == (tmp_path.stat().st_ino, ["parts"])
 
 
 def test_a_detector_is_loaded_on_the_shipped_model_unless_told_otherwise(

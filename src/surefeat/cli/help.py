@@ -115,6 +115,8 @@ def mistyped(box: str, argv: Sequence[str]) -> str:
     if len(command.split()) == 1:
         command = " ".join(["surefeat", *_command(argv)])
     fault = _fault(what, " ".join(more), command)
+    if f"--{fault.removeprefix('missing: ')}" in argv:
+        fault += ", here without --"
     return f"{fault}; {command} --help says what there is"
 
 
@@ -142,7 +144,8 @@ def _fault(what: str, more: str, command: str) -> str:
         flags = re.findall(r"(?<!\S)--[\w.-]+", what)
         return "missing: " + (", ".join(flags) or what.partition(": ")[2].split(" (req")[0])
     if missing := re.match(r"Missing value for argument '(.*?)'", what):
-        return f"{missing[1]} needs a value" if missing[1][0] == "-" else f"missing: {missing[1]}"
+        name = missing[1].rpartition(".")[2]
+        return f"{missing[1]} needs a value" if missing[1][0] == "-" else f"missing: {name}"
     if names := re.match(r"Expected one of \{(.*)\}", what):
         return f"one word is missing; choose {names[1]}"
     return what.rstrip(".")

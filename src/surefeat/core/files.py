@@ -160,7 +160,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        _move(part, path)
+        move(part, path)
     except BaseException:  # Ctrl-C too leaves nothing behind
         part.unlink(missing_ok=True)
         raise
@@ -177,7 +177,7 @@ def _naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _move(part: Path, path: Path) -> None:
+def move(part: Path, path: Path) -> None:
     """Rename, and make the rename itself survive a power cut."""
     part.replace(path)
     if os.name != "posix":  # elsewhere a folder cannot be opened
@@ -240,7 +240,7 @@ def write_model(
     waiting = _waiting(weights, digest)
     write_bytes(waiting, data)
     write_json(settings, about | {"sha256": digest})
-    _move(waiting, weights)
+    move(waiting, weights)
 
 
 def checked_weights(weights: Path, digest: object) -> Path:

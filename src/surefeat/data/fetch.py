@@ -6,6 +6,7 @@ Nothing is fetched at import or behind the user's back; only `get` does it.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import shutil
 import tarfile
@@ -14,6 +15,8 @@ import urllib.request
 import zipfile
 from http.client import HTTPException
 from pathlib import Path
+
+from surefeat.core.files import move
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,6 +69,8 @@ def _download(url: str, archive: Path) -> None:
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer, part.open("wb") as file:
             shutil.copyfileobj(answer, file, 1 << 20)
+            file.flush()
+            os.fsync(file.fileno())
             length = answer.headers.get("Content-Length")
         if length is not None and part.stat().st_size != int(length):
             raise OSError(f"the connection ended after {part.stat().st_size} of {length} bytes")
@@ -73,7 +78,7 @@ def _download(url: str, archive: Path) -> None:
         part.unlink(missing_ok=True)
         fix = f"run again, or put a copy at {archive}"
         raise ConnectionError(f"cannot fetch {url} ({error}); {fix}") from error
-    part.replace(archive)
+    move(part, archive)
 
 
 def _unpack(archive: Path, target: Path) -> None:
@@ -95,7 +100,9 @@ def _unpack(archive: Path, target: Path) -> None:
         except (tarfile.FilterError, zipfile.BadZipFile, EOFError, OSError) as error:
             fix = "nothing was unpacked; remove it and fetch it again"
             raise ValueError(f"{archive} cannot be unpacked ({error}); {fix}") from error
-        inside.rename(target)
+        if os.name == "posix":
+            os.sync()  # what was unpacked, before its name says that it is whole
+        move(inside, target)
 
 
 def _check_names(pack: zipfile.ZipFile, folder: Path) -> None:

@@ -309,7 +309,7 @@ def _sized(coco: Coco, find: Callable[[str], Item]) -> Coco:
 
 def _write_folder(path: Path, coco: Coco, find: Callable[[str], Item] | None) -> list[str]:
     """YOLO's folder, made beside its place and moved there."""
-    from surefeat.core.files import check_free
+    from surefeat.core.files import check_free, move
     from surefeat.data.yolo import write_yolo
 
     folder = path.parent if path.suffix else path
@@ -320,7 +320,7 @@ def _write_folder(path: Path, coco: Coco, find: Callable[[str], Item] | None) ->
         missing = write_yolo(part / path.name if path.suffix else part, coco, photos)
         if folder.exists():
             folder.rmdir()
-        part.rename(folder)
+        move(part, folder)
     except BaseException:  # Ctrl-C too leaves nothing behind
         shutil.rmtree(part, ignore_errors=True)
         raise

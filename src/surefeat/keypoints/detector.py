@@ -25,6 +25,7 @@ from surefeat.core.files import (
     check_free,
     checked_weights,
     from_dict,
+    move,
     pack_tensors,
     read_tensors,
     write_model,
@@ -262,7 +263,7 @@ class KeypointDetector:
         part = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.part")
         try:
             write_model(part / HEAD, tensors, part / SETTINGS, settings)
-            part.replace(folder)
+            move(part, folder)
         except BaseException:  # Ctrl-C too leaves nothing behind
             shutil.rmtree(part, ignore_errors=True)
             raise

@@ -22,6 +22,9 @@ try:
 except ImportError as error:
     raise ImportError("needs matplotlib: pip install 'surefeat[viz]'") from error
 
+# Ticks of logarithms are formulas; nothing here has a name that somebody chose.
+_STYLE = STYLE | {"text.parse_math": True}
+
 Logged = Mapping[str, Any]
 """A line of metrics.jsonl."""
 
@@ -51,7 +54,7 @@ _PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
 )  # fmt: skip
 
 
-@rc_context(STYLE)
+@rc_context(_STYLE)
 def loss_surface() -> Figure:
     """The paper's figure 3: -log p of a matching pair over its score and its uncertainty."""
     figure = new_figure(
@@ -106,7 +109,7 @@ def _plain_log_ticks(axis: Axis) -> None:
     axis.set_major_formatter("{x:g}")
 
 
-@rc_context(STYLE)
+@rc_context(_STYLE)
 def training_curves(rows: Sequence[Logged]) -> Figure:
     """The lines of metrics.jsonl over steps; panels whose values were not logged are left out."""
     if not rows:
@@ -158,7 +161,7 @@ def _curves(axis: Axes, rows: Sequence[Logged], names: Mapping[str, str]) -> Non
         axis.legend(fontsize=8)
 
 
-@rc_context(STYLE)
+@rc_context(_STYLE)
 def calibration_curve(
     predicted: Sequence[float | None], actual: Sequence[float | None], count: Sequence[int]
 ) -> Figure:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import BytesIO
 from math import dist
 from pathlib import Path
 from typing import Any
@@ -271,9 +270,9 @@ def match_photos(
         values["regions"] = {name: getattr(best, name).tolist() for name in columns}
     seen = _seen(side or network.config.longest_side, slower=slower)
     sections.append(_settings(network, model, matches, seen=seen, voting=voting, mutual=mutual))
-    drawn, names = BytesIO(), (image0.name, image1.name)
+    names = (image0.name, image1.name)
     lines = matches if points is not None else match_page.foreground(matches)
-    match_lines(*photos, lines).savefig(drawn, format="png", dpi=150)
+    drawn = style.drawn(match_lines(*photos, lines), dpi=150)
     # The page draws its figures first, so that what fails there leaves nothing behind.
     page = write_page(
         out / "index.html", " and ".join(names), sections, foot=_FOOT,

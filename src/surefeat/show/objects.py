@@ -125,7 +125,7 @@ def keypoint_sheet(
         style.small_title(axes, PurePath(item.name).name)
         note = _doubt(item, categories[item.category].keypoints, asked)
         axes.text(0.5, -0.03, note, transform=axes.transAxes, ha="center", va="top", fontsize=7,
-                  color=style.GREY, parse_math=False)  # fmt: skip
+                  color=style.GREY)  # fmt: skip
     return figure
 
 
@@ -142,7 +142,7 @@ def photo_sheet(photos: Sequence[ImageLike], notes: Sequence[str], *, label: str
         name = PurePath(photo).name if isinstance(photo, str | PurePath) else ""
         style.small_title(axes, f"{number + 1}  {name}")
         axes.text(0.5, -0.03, notes[number], transform=axes.transAxes, ha="center", va="top",
-                  fontsize=7, color=style.GREY, parse_math=False)  # fmt: skip
+                  fontsize=7, color=style.GREY)  # fmt: skip
     return figure
 
 

@@ -7,15 +7,16 @@ pictures and escapes all text.
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from surefeat.core.files import write_text
+from surefeat.show import style
 
 try:
     from jinja2 import Environment, PackageLoader
@@ -77,11 +78,10 @@ def write_page(
 
 def _inline(figure: Figure) -> dict[str, Any]:
     """A figure as an `img` wants it: data address, size in CSS pixels, caption."""
-    buffer, kind = io.BytesIO(), "png"
-    figure.savefig(buffer, format="png", dpi=_DPI)
+    buffer, kind = style.drawn(figure, dpi=_DPI), "png"
     if buffer.tell() > _LARGEST_PNG:
         drawn = Image.open(buffer).convert("RGB")
-        buffer, kind = io.BytesIO(), "jpeg"
+        buffer, kind = BytesIO(), "jpeg"
         drawn.save(buffer, format="jpeg", quality=88, optimize=True)
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     address = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

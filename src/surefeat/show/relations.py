@@ -47,8 +47,7 @@ def group_sheet(relations: Relations, *, most: int = _COLUMNS) -> Figure:
             pixels, frame = style.picture(relations.names[number], longest=_THUMBNAIL)
             style.show(axes, pixels, frame)
             axes.text(0.5, -0.04, _short(relations.names[number], _LETTERS), ha="center", va="top",
-                      fontsize=6, color=style.GREY, transform=axes.transAxes,
-                      parse_math=False)  # fmt: skip
+                      fontsize=6, color=style.GREY, transform=axes.transAxes)  # fmt: skip
         style.small_title(line[0], title)
     return figure
 
@@ -72,7 +71,7 @@ def relation_matrix(relations: Relations) -> Figure:
         edge += len(group)
     if len(order) <= _NAMED:
         names = [_short(relations.names[number], 2 * _LETTERS) for number in order]
-        axes.set_yticks(range(len(order)), names, fontsize=7, parse_math=False)
+        axes.set_yticks(range(len(order)), names, fontsize=7)
         axes.set_xticks([])
     else:
         axes.set_ylabel("photo, in the order of the groups")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -46,6 +47,7 @@ STYLE: Any = {
     "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": FAINT,
     "grid.linewidth": 0.7, "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": INK,
     "ytick.labelcolor": INK, "xtick.major.size": 2.5, "ytick.major.size": 2.5,
+    "text.parse_math": False,  # a $ in a name is a $
     "lines.linewidth": 1.6, "legend.frameon": False, "legend.fontsize": 8.5,
     "figure.facecolor": "white", "figure.constrained_layout.h_pad": 0.06,
     "figure.constrained_layout.w_pad": 0.05,
@@ -81,9 +83,16 @@ def new_figure(height: float, label: str, *, width: float = WIDTH) -> Figure:
 
 def write_figure(figure: Figure, path: Path, *, dpi: int = 150) -> None:
     """Write a picture, whole or not at all."""
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=dpi, format=path.suffix.lstrip(".") or "png")
-    write_bytes(path, drawn.getvalue())
+    write_bytes(path, drawn(figure, dpi=dpi, kind=path.suffix.lstrip(".") or "png").getvalue())
+
+
+def drawn(figure: Figure, *, dpi: int, kind: str = "png") -> BytesIO:
+    """A picture; letters that the font has not are boxes, without a warning for each."""
+    picture = BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        figure.savefig(picture, dpi=dpi, format=kind)
+    return picture
 
 
 def pairs_of_tiles(
@@ -214,7 +223,7 @@ def small_title(axes: Axes, text: str) -> None:
     shown = "".join(sign if sign.isprintable() else "?" for sign in text)
     if len(shown) > _LONGEST_TITLE:
         shown = f"{shown[: _LONGEST_TITLE // 2 - 1]}…{shown[-_LONGEST_TITLE // 2 :]}"
-    axes.set_title(shown, parse_math=False, fontsize=8.5, fontweight="normal", pad=4)
+    axes.set_title(shown, fontsize=8.5, fontweight="normal", pad=4)
 
 
 def short_name(features: Features, number: int) -> str:
