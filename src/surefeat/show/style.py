@@ -88,11 +88,11 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = 150) -> None:
 
 def drawn(figure: Figure, *, dpi: int, kind: str = "png") -> BytesIO:
     """A picture; letters that the font has not are boxes, without a warning for each."""
-    picture = BytesIO()
+    buffer = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
-        figure.savefig(picture, dpi=dpi, format=kind)
-    return picture
+        figure.savefig(buffer, dpi=dpi, format=kind)
+    return buffer
 
 
 def pairs_of_tiles(
