@@ -141,3 +141,13 @@ def test_a_command_speaks_words_and_json(
             assert said.strip()
             assert not said.lstrip().startswith(("{", "["))
             assert not any(sign in said for sign in ("None", "Path(", "tensor(", "nan", "('"))
+
+
+def test_find_writes_what_it_says(
+    inputs: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = COMMANDS["find"].format(**inputs, new=tmp_path).split()
+    main(["find", *options, "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert len(said["hits"]) == 3
+    assert json.loads((tmp_path / "find.json").read_text()) == said

@@ -149,15 +149,12 @@ def test_a_point_that_cannot_be_meant_is_refused(
         find_part(photos / "bird_0.png", point, index, model=model)
 
 
-def test_page_sheet_crops_and_json_are_written(
-    found: PartSearch, photos: Path, tmp_path: Path
-) -> None:
+def test_page_sheet_and_crops_are_written(found: PartSearch, photos: Path, tmp_path: Path) -> None:
     page = write_parts(photos / "bird_0.png", found, tmp_path)
     html = page.read_text()
     assert "http" not in html.replace("http-equiv", "")
     assert all(hit.photo in html for hit in found.hits)
-    stored = json.loads((tmp_path / "find.json").read_text())
-    assert [hit["photo"] for hit in stored["hits"]] == [hit.photo for hit in found.hits]
+    assert [hit["photo"] for hit in found.to_dict()["hits"]] == [hit.photo for hit in found.hits]
     crops = sorted((tmp_path / "crops").iterdir())
     assert len(crops) == len(found.hits)
     hit = found.hits[0]

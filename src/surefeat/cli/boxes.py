@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg, subcommand
 
 from surefeat.boxes.config import BoxesConfig, SelectConfig
-from surefeat.cli.output import Device, Json, say, say_not_drawn
+from surefeat.cli.output import Device, Json, drawing, say
 from surefeat.match.config import ProposalConfig
 
 if TYPE_CHECKING:
@@ -151,18 +151,9 @@ class Boxes:
         arg(name=""),
     ]
 
-    def run(self) -> None:
-        self.what.run()
-
 
 def _sheet(done: Predicted, labels: LabelledImages, count: int) -> str | None:
-    """Draw the contact sheet; without matplotlib say what is missing."""
-    try:
-        from surefeat.show.objects import contact_sheet
-        from surefeat.show.style import write_figure
-    except ImportError as error:
-        say_not_drawn("contact sheet", error)
-        return None
+    """Draw the contact sheet, if there is anything on it; where it is."""
     from surefeat.core.image import ImageLike, decode
     from surefeat.match.proposals import item_bytes
 
@@ -174,5 +165,10 @@ def _sheet(done: Predicted, labels: LabelledImages, count: int) -> str | None:
     if count < 1 or not done.selection.candidates:
         return None
     path = done.folder / "sheet.png"
-    write_figure(contact_sheet(done.selection, read, count=count), path)
-    return str(path)
+    with drawing("contact sheet"):
+        from surefeat.show.objects import contact_sheet
+        from surefeat.show.style import write_figure
+
+        write_figure(contact_sheet(done.selection, read, count=count), path)
+        return str(path)
+    return None

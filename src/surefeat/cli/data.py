@@ -97,9 +97,6 @@ class Data:
         arg(name=""),
     ]
 
-    def run(self) -> None:
-        self.what.run()
-
 
 @dataclass(frozen=True)
 class Export:

@@ -265,6 +265,3 @@ class Evaluate:
         | Annotated[EvaluateTables, subcommand("tables")],
         arg(name=""),
     ]
-
-    def run(self) -> None:
-        self.what.run()

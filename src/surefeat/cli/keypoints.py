@@ -250,6 +250,3 @@ class Keypoints:
         | Annotated[KeypointsConvert, subcommand("convert")],
         arg(name=""),
     ]
-
-    def run(self) -> None:
-        self.what.run()

@@ -27,11 +27,11 @@ from surefeat.cli.output import (
     Json,
     Model,
     Tiles,
+    drawing,
     in_a_line,
     read_points,
     say,
     say_aside,
-    say_not_drawn,
 )
 from surefeat.cli.peers import Peers
 from surefeat.cli.search import Find, Index
@@ -268,14 +268,12 @@ class Relate:
         model = DenseFeatures.from_pretrained(self.model, device=self.device)
         relations = relate(self.photos, model, threshold=self.threshold, quiet=self.json)
         write_json(self.out / "relations.json", relations.to_dict())
-        try:
+        with drawing("pictures"):
             from surefeat.show.relations import group_sheet, relation_matrix
             from surefeat.show.style import write_figure
 
             write_figure(group_sheet(relations), self.out / "groups.png")
             write_figure(relation_matrix(relations), self.out / "matrix.png")
-        except ImportError as error:
-            say_not_drawn("pictures", error)
         large = [len(group) for group in relations.groups if len(group) > 1]
         alone = sum(len(group) == 1 for group in relations.groups)
         said = f"{len(relations.names)} photos: {len(large)} groups"
@@ -316,8 +314,11 @@ class Demo:
     """Local port."""
 
     def run(self) -> None:
-        from surefeat.demo.app import launch
-
+        try:
+            from surefeat.demo.app import launch
+        except ModuleNotFoundError as error:
+            fix = "pip install 'surefeat[demo]'"
+            raise ImportError(f"the web page needs {error.name}: {fix}") from error
         launch(self.model, photos=self.photos, port=self.port)
 
 
@@ -339,7 +340,7 @@ def main(argv: list[str] | None = None) -> None:
         print_help(argv, parse)
     try:
         command = parse_or_say(argv, parse)
-        command.run()
+        getattr(command, "what", command).run()  # of a group like `boxes`, what was asked for
     except KeyboardInterrupt as stop:
         say_aside(f"surefeat: {str(stop) or 'stopped'}")
         sys.exit(130)
@@ -379,13 +380,11 @@ def _commands(argv: list[str]) -> Any:
 
 def _report(folder: Path) -> str | None:
     """Write a run's report, or say what is missing for it."""
-    try:
+    with drawing("report"):
         from surefeat.show.report import write_report
 
         return str(write_report(folder))
-    except ImportError as error:
-        say_not_drawn("report", error)
-        return None
+    return None
 
 
 _ABOUT = (

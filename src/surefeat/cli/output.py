@@ -6,7 +6,8 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from tyro.conf import arg
@@ -83,9 +84,13 @@ def in_a_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def say_not_drawn(what: str, error: ImportError) -> None:
+@contextmanager
+def drawing(what: str) -> Iterator[None]:
     """Where an extra is missing the result still stands: the picture is left out, with the fix."""
-    say_aside(f"no {what}: {error}")
+    try:
+        yield
+    except ImportError as error:
+        say_aside(f"no {what}: {error}")
 
 
 def say_aside(line: str) -> None:

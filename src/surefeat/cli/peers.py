@@ -94,6 +94,3 @@ class Peers:
         Annotated[PeersFit, subcommand("fit")] | Annotated[PeersList, subcommand("list")],
         arg(name=""),
     ]
-
-    def run(self) -> None:
-        self.what.run()

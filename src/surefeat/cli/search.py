@@ -8,7 +8,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from surefeat.cli.output import Device, Json, Model, Tiles, read_points, say, say_not_drawn
+from surefeat.cli.output import Device, Json, Model, Tiles, drawing, read_points, say
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,11 @@ class Find:
             quiet=self.json,
         )  # fmt: skip
         shown = self.out / "find.json"
-        try:
+        write_json(shown, result.to_dict())
+        with drawing("page"):
             from surefeat.show.parts import write_parts
 
             shown = write_parts(self.image, result, self.out)
-        except ImportError as error:
-            write_json(shown, result.to_dict())
-            say_not_drawn("page", error)
         sure = sum((hit.probability or 0.0) > 0.5 for hit in result.hits)
         words = f"{len(result.hits)} of {result.photos:,} photos"
         if any(hit.probability is not None for hit in result.hits):

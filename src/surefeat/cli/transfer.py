@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from surefeat.cli.output import Device, Json, Model, say, say_not_drawn
+from surefeat.cli.output import Device, Json, Model, drawing, say
 
 if TYPE_CHECKING:
     from surefeat.data.decode import Skipped
@@ -81,10 +81,8 @@ class KeypointsTransfer:
     def _draw(self, transferred: Transferred) -> None:
         if not transferred.found(sources=False).objects:
             return  # nothing to be seen
-        try:
+        with drawing("pictures"):
             draw_objects(transferred.found(sources=False), self.out, asked=transferred.asked())
-        except ImportError as error:
-            say_not_drawn("pictures", error)
 
     def _fit(self, transferred: Transferred, model: DenseFeatures) -> None:
         """A detector from the labels and what is sure; what is not sure teaches nothing."""
@@ -171,7 +169,7 @@ class KeypointsSuggest:
 
 
 def _draw_suggested(suggested: Suggested, out: Path) -> None:
-    try:
+    with drawing("sheet"):
         from surefeat.show.objects import photo_sheet
         from surefeat.show.style import write_figure
 
@@ -179,8 +177,6 @@ def _draw_suggested(suggested: Suggested, out: Path) -> None:
         photos = [suggested.paths[one.photo] for one in suggested.suggestions]
         label = f"{len(photos)} photos to label, the most useful first."
         write_figure(photo_sheet(photos, notes, label=label), out / "sheet.png")
-    except ImportError as error:
-        say_not_drawn("sheet", error)
 
 
 def _check_any(objects: tuple[Labelled, ...], skipped: tuple[Skipped, ...]) -> None:

@@ -21,8 +21,8 @@ from surefeat.core.geometry import boxes_from_xywh, xywh_from_boxes
 from surefeat.core.image import read_bytes
 from surefeat.data.decode import Box, Item, Place, SourceError
 
-# Whatever a json of another shape leads to.
-_WRONG = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
+# Whatever a file of another shape leads to.
+WRONG = (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 
 # Pixels; no image is so large.
 _FARTHEST = 1e9
@@ -147,7 +147,7 @@ def read_annotations(path: Path, *, strict: bool = True) -> Coco:
         known = data["categories"] if strict else data.get("categories", [])
         kinds = {entry["id"]: (str(entry["name"]), entry) for entry in known}
         entries = [dict(entry) for entry in data["annotations"]]
-    except _WRONG as error:
+    except WRONG as error:
         raise SourceError(f"{path} is not a COCO file ({_why(error)}); {_FIX}") from error
     try:
         categories = {

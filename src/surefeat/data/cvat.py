@@ -18,6 +18,7 @@ from surefeat.core.files import write_bytes
 from surefeat.core.geometry import from_corner, to_corner
 from surefeat.core.image import read_bytes
 from surefeat.data.coco import (
+    WRONG,
     Annotation,
     Category,
     Coco,
@@ -29,8 +30,6 @@ from surefeat.data.coco import (
 from surefeat.data.decode import Box, SourceError
 
 _FIX = "export the task as CVAT for images 1.1 and pass its annotations.xml"
-
-_WRONG = (KeyError, TypeError, AttributeError, ValueError, IndexError)
 
 _BOXES = " box"
 """After a category's name: the label of its boxes; that of skeletons is for these alone."""
@@ -63,7 +62,7 @@ def read_cvat(path: Path) -> Coco:
             size = int(entry.attrib["height"]), int(entry.attrib["width"])
             images.append(CocoImage(entry.attrib["name"], size))
             things += _things(entry, number)
-    except (ElementTree.ParseError, *_WRONG) as error:
+    except (ElementTree.ParseError, *WRONG) as error:
         raise SourceError(f"{path} is no XML of CVAT's ({error}); {_FIX}") from error
     if not images:
         what = "labels the frames of a video" if root.find("track") is not None else "has no image"

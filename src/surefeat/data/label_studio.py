@@ -22,6 +22,7 @@ from surefeat.core.files import write_json, write_text
 from surefeat.core.geometry import from_corner, to_corner
 from surefeat.core.image import read_bytes
 from surefeat.data.coco import (
+    WRONG,
     Annotation,
     Category,
     Coco,
@@ -39,8 +40,6 @@ CONFIGURATION = ".config.xml"
 """The ending of the labelling configuration beside tasks.json: tasks.config.xml."""
 
 _FIX = "export the project as JSON (not JSON-MIN)"
-
-_WRONG = (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError)
 
 _NOBODY = "object"
 """The category of keypoints outside any box."""
@@ -68,7 +67,7 @@ def read_label_studio(path: Path) -> Coco:
             things += _things(regions, number)
     except SourceError as error:
         raise SourceError(f"{path}: {error}") from error
-    except _WRONG as error:
+    except WRONG as error:
         raise SourceError(f"{path} is no file of Label Studio's ({error!r}); {_FIX}") from error
     configured = _configured(path)
     if len(configured) == 1:  # what lies in no box is of the only kind there is

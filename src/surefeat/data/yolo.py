@@ -20,6 +20,7 @@ from surefeat.core.files import write_bytes, write_text
 from surefeat.core.geometry import from_corner, to_corner
 from surefeat.core.image import ImageError, image_size, read_bytes
 from surefeat.data.coco import (
+    WRONG,
     Annotation,
     Category,
     Coco,
@@ -34,8 +35,6 @@ from surefeat.data.sources import walk_folder
 SPLITS = ("train", "val", "test")
 
 _LOG = logging.getLogger(__name__)
-
-_WRONG = (KeyError, TypeError, AttributeError, ValueError, IndexError)
 
 _FIX = "it needs names, kpt_shape and train, as Ultralytics' pose data sets have them"
 
@@ -103,7 +102,7 @@ def _layout(file: Path) -> _Layout:
         categories = tuple(
             _category(str(listed[row]), known.get(row), count, flip) for row in range(len(listed))
         )
-    except (yaml.YAMLError, *_WRONG) as error:
+    except (yaml.YAMLError, *WRONG) as error:
         said = " ".join(str(error).split())
         raise SourceError(f"{file} is no data.yaml of YOLO's for poses ({said}); {_FIX}") from error
     given = Path(str(content.get("path") or "."))

@@ -14,8 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import numpy as np
 import torch
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from torch import Tensor
 
 from surefeat.core.image import ImageError
@@ -32,15 +37,6 @@ from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import Reliability
 from surefeat.show.match_page import is_unrelated, percent
 from surefeat.show.style import ShownPhoto
-
-try:
-    import gradio as gr
-    from starlette.datastructures import Headers
-    from starlette.middleware import Middleware
-    from starlette.responses import PlainTextResponse
-    from starlette.types import ASGIApp, Receive, Scope, Send
-except ImportError as error:
-    raise ImportError("the web page needs gradio: pip install 'surefeat[demo]'") from error
 
 MAX_FILE = "25mb"
 """Larger uploads are refused."""

@@ -14,16 +14,12 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+import gradio as gr
 from PIL import Image
 
 from surefeat.core.geometry import Frame
 from surefeat.demo.labels import PartPhoto, Parts, Point
 from surefeat.demo.pictures import COLOURS
-
-try:
-    import gradio as gr
-except ImportError as error:
-    raise ImportError("the web page needs gradio: pip install 'surefeat[demo]'") from error
 
 _BOARD = (
     '<div class="stage" hidden><img alt="" draggable="false"><div class="marks"></div>'

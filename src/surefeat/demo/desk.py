@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 from torch import Tensor
 
 from surefeat.core.image import ImageError
@@ -22,11 +23,6 @@ from surefeat.demo.board import board, board_value, part_of, photo_of, place_of,
 from surefeat.demo.labels import Marks, PartPhoto, Parts, Point, read_labels, with_labels
 from surefeat.demo.pictures import KEPT, SHOWN, read_upload, to_pil
 from surefeat.show.style import picture
-
-try:
-    import gradio as gr
-except ImportError as error:
-    raise ImportError("the web page needs gradio: pip install 'surefeat[demo]'") from error
 
 QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 """Of events that are answered at once."""

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
+
 from surefeat.core import progress
 from surefeat.core.image import ImageError, decode, printable, read_bytes
 from surefeat.data.keypoints import KeypointSet, Labelled, write_coco
@@ -25,11 +27,6 @@ from surefeat.demo.parts import doubt
 from surefeat.demo.pictures import KEPT, MAX_PIXELS
 from surefeat.keypoints.transfer import SURE, transfer
 from surefeat.model.network import DenseFeatures
-
-try:
-    import gradio as gr
-except ImportError as error:
-    raise ImportError("the web page needs gradio: pip install 'surefeat[demo]'") from error
 
 _HELP = (
     "1. {first} Name the parts that you want to have labelled.\n"

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
+
 from surefeat.core.image import ImageError
 from surefeat.data.keypoints import Labelled, write_coco
 from surefeat.demo.board import how_sure, sheet_value
@@ -17,11 +19,6 @@ from surefeat.demo.desk import LISTED, QUIET, Desk, build_desk, show
 from surefeat.demo.labels import Parts
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures
-
-try:
-    import gradio as gr
-except ImportError as error:
-    raise ImportError("the web page needs gradio: pip install 'surefeat[demo]'") from error
 
 _HELP = (
     "1. Name the parts, and add photos of one kind of object. Labels you saved before can be "

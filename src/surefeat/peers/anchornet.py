@@ -30,6 +30,8 @@ from surefeat.peers.fitting import (
     Training,
     generator_of,
     learn_peer,
+    learned,
+    new_network,
     save_peer,
 )
 
@@ -228,9 +230,7 @@ def learn_anchornet(
     config: AnchorConfig, *, about: dict[str, Any], device: torch.device, quiet: bool,
 ) -> float:  # fmt: skip
     """Train on photos (P, 3, S, S) uint8 with labels (P, N), write to model/; the last loss."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.fit.seed)
-        model = AnchorNet(config).to(device)
+    model = new_network(lambda: AnchorNet(config), seed=config.fit.seed, device=device)
     if device.type == "cuda":
         photos, labels = photos.to(device), labels.to(device)
 
@@ -322,9 +322,7 @@ def anchornet_row(
     reductions = [
         Reduction(tensors.pop(f"mean{n}"), tensors.pop(f"directions{n}")) for n in range(len(TAPS))
     ]
-    model = AnchorNet(config)
-    model.load_state_dict(tensors)
-    model.eval().requires_grad_(False).to(device)
+    model = learned(AnchorNet(config), tensors, device=device)
     columns_of, digest = anchor_columns(reductions, init, config, device=device)
     settings = {"trunk_sha256": digest, "trained on": dict(stored.about)}
     bare = name.endswith("-hc")

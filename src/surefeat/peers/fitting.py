@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from surefeat.data.decode import Canvas, Item, content_hash, decode_all
 from surefeat.learn import loop
 from surefeat.learn.runs import Run, list_skipped
 from surefeat.measure.rows import imagenet_trunk
+
+Network = TypeVar("Network", bound=nn.Module)
 
 SETTINGS, WEIGHTS = "peer.json", "peer.safetensors"
 
@@ -127,6 +129,19 @@ def _steps(training: Training, job: loop.Job, config: FitConfig) -> Iterator[loo
         factor = loop.rate(step, config.steps, warmup=0, decay=decay)
         loop.descend(job.optimiser, taken["loss"], factor=factor)
         yield {name: value.detach() for name, value in taken.items()}
+
+
+def new_network(make: Callable[[], Network], *, seed: int, device: torch.device) -> Network:
+    """With weights that follow from the seed alone, whatever was drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make().to(device)
+
+
+def learned(model: Network, tensors: Mapping[str, Tensor], *, device: torch.device) -> Network:
+    """With stored weights, to be used as it is."""
+    model.load_state_dict(dict(tensors))
+    return model.eval().requires_grad_(False).to(device)
 
 
 def generator_of(seed: int, step: int, device: torch.device) -> torch.Generator:

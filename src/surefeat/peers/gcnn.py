@@ -35,6 +35,8 @@ from surefeat.peers.fitting import (
     frozen_vgg,
     generator_of,
     learn_peer,
+    learned,
+    new_network,
     save_peer,
 )
 
@@ -251,9 +253,7 @@ def learn_gcnn(
     device: torch.device, quiet: bool,
 ) -> float:  # fmt: skip
     """Train both networks on decoded photos and write them to the run's model/; the last loss."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.fit.seed)
-        model = Gcnn(config).to(device)
+    model = new_network(lambda: Gcnn(config), seed=config.fit.seed, device=device)
     pixels, sizes, kept = canvas.pixels, canvas.sizes, None
     if device.type == "cuda":
         pixels, sizes = pixels.to(device), sizes.to(device)
@@ -337,9 +337,7 @@ def gcnn_row(
 ) -> Row:
     """`gcnn`: both stages; a name that ends in -affine or -tps: that one alone."""
     config: GcnnConfig = from_dict(GcnnConfig, dict(stored.settings))
-    model = Gcnn(config)
-    model.load_state_dict(dict(stored.tensors))
-    model.eval().requires_grad_(False).to(device)
+    model = learned(Gcnn(config), stored.tensors, device=device)
     extract, digest = frozen_vgg(init, device=device)
     stages = [warp for warp in WARPS if name.endswith(f"-{warp}")] or list(WARPS)
     settings = {"stages": stages, "trunk_sha256": digest, "trained on": dict(stored.about)}

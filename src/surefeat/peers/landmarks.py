@@ -31,6 +31,8 @@ from surefeat.peers.fitting import (
     Training,
     generator_of,
     learn_peer,
+    learned,
+    new_network,
     save_peer,
 )
 
@@ -171,9 +173,7 @@ def learn_landmarks(
     about: dict[str, Any], device: torch.device, quiet: bool,
 ) -> float:  # fmt: skip
     """Train on decoded photos, or crops, and write the network to model/; the last loss."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.fit.seed)
-        model = Landmarks(config).to(device)
+    model = new_network(lambda: Landmarks(config), seed=config.fit.seed, device=device)
     pixels, sizes = canvas.pixels, canvas.sizes
     if device.type == "cuda":
         pixels, sizes = pixels.to(device), sizes.to(device)
@@ -200,9 +200,7 @@ def learn_landmarks(
 def landmarks_row(name: str, stored: StoredPeer, *, device: torch.device) -> Row:
     """The maps before the softmax as features; of several classes the highest of them."""
     config: LandmarkConfig = from_dict(LandmarkConfig, dict(stored.settings))
-    model = Landmarks(config)
-    model.load_state_dict(dict(stored.tensors))
-    model.eval().requires_grad_(False).to(device)
+    model = learned(Landmarks(config), stored.tensors, device=device)
     settings = {"trained on": dict(stored.about), "peer": dict(stored.settings)}
     return landmarks_row_of(name, model, digest=stored.digest, settings=settings)
 

@@ -35,6 +35,8 @@ from surefeat.peers.fitting import (
     Training,
     frozen_vgg,
     learn_peer,
+    learned,
+    new_network,
     save_peer,
 )
 from surefeat.peers.proposal_flow import OffsetGrid, offset_bins
@@ -253,12 +255,9 @@ def learn_scnet(
     """
     if config.kind != "a" and start is None and not run.checkpoints():
         raise ValueError(f"scnet-{config.kind} goes on from a trained scnet-a; pass --start FOLDER")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.fit.seed)
-        model = Scnet(config)
+    model = new_network(lambda: Scnet(config), seed=config.fit.seed, device=device)
     if start is not None:
         model.start_from(dict(start.tensors))
-    model.to(device)
 
     def step(number: int) -> dict[str, Tensor]:
         fit = config.fit
@@ -278,9 +277,7 @@ def scnet_row(
 ) -> Row:
     """`scnet-a` and so on: regions and flow; it has no map of its own to search."""
     config: ScnetConfig = from_dict(ScnetConfig, dict(stored.settings))
-    model = Scnet(config)
-    model.load_state_dict(dict(stored.tensors))
-    model.eval().requires_grad_(False).to(device)
+    model = learned(Scnet(config), stored.tensors, device=device)
     look, digest = frozen_vgg(init, device=device)
     settings = {"trunk_sha256": digest, "trained on": dict(stored.about)}
     return scnet_row_of(name, model, look, digest=stored.digest, settings=settings)

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 
 from torch import Tensor
 
-from surefeat.core.files import file_stem, write_json
+from surefeat.core.files import file_stem
 from surefeat.core.image import ImageLike, load, write_png
 from surefeat.index.find import PartHit, PartSearch
 from surefeat.show import style
@@ -96,7 +96,7 @@ def _draw_place(
 
 
 def write_parts(image: ImageLike, result: PartSearch, out: Path) -> Path:
-    """OUT/index.html, sheet.png, find.json and crops/01-NAME.png ...; the page."""
+    """OUT/index.html, sheet.png and crops/01-NAME.png ...; the page."""
     figure = part_sheet(image, result)
     rows = [
         (number, PurePath(hit.photo).name, f"{hit.point[0]:.0f}, {hit.point[1]:.0f}",
@@ -127,5 +127,4 @@ def write_parts(image: ImageLike, result: PartSearch, out: Path) -> Path:
     for old in (out / "crops").glob("[0-9][0-9]*-*.png"):  # of another question
         if old.name not in wanted:
             old.unlink()
-    write_json(out / "find.json", result.to_dict())
     return page
