@@ -29,6 +29,7 @@ from surefeat.core.files import (
     environment,
     from_dict,
     pack_tensors,
+    read_json,
     read_tensors,
     to_dict,
     write_bytes,
@@ -239,7 +240,7 @@ class Run:
         """
         file = self.folder / "images.json"
         if self.checkpoints() and file.is_file():
-            before = _record(file)
+            before = read_json(file)
             if before.get("sha256") != about["sha256"]:
                 raise ValueError(
                     f"the images changed since the run began ({before.get('images')} then, "
@@ -319,17 +320,6 @@ class Run:
 
     def _checkpoint_file(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step:08d}.safetensors"
-
-
-def _record(file: Path) -> dict[str, Any]:
-    """A JSON file of values by name; ValueError: it is none."""
-    try:
-        values = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged ({error}); put back a copy of it") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} is damaged; put back a copy of it")
-    return values
 
 
 def _digest(tensors: dict[str, Tensor], about: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from surefeat.core import progress
-from surefeat.core.files import write_json
+from surefeat.core.files import read_json, write_json
 from surefeat.core.geometry import Frame
 from surefeat.core.image import ImageError, prepare, printable
 from surefeat.data.decode import Item, Place, Skipped, SourceError, write_skipped
@@ -102,7 +101,7 @@ def _check_same_model(model: DenseFeatures, longest_side: int, out: Path, *, til
     file = out / "extract.json"
     if not file.is_file():
         write_json(file, about)
-    elif json.loads(file.read_text()) != about:
+    elif read_json(file) != about:
         what = "features of another model or of photos seen at another size"
         raise ValueError(f"{out} holds {what}; pass another --out")
 
