@@ -309,6 +309,25 @@ def test_ctrl_c_while_the_program_loads_is_said() -> None:
     assert (done.returncode, done.stderr) == (130, "surefeat: stopped\n")
 
 
+def test_ctrl_c_does_not_wait_for_a_thread_that_decodes() -> None:
+    code = (
+        "import sys, time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "import surefeat.cli.main as cli\n"
+        "from surefeat.__main__ import main\n"
+        "def stopped():\n"
+        "    ThreadPoolExecutor(1).submit(time.sleep, 60)\n"
+        "    print('written')\n"
+        "    sys.exit(130)\n"
+        "cli.main = stopped\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (130, b"written\n")
+
+
 def test_pretrain_on_nothing_leaves_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

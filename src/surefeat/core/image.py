@@ -15,6 +15,7 @@ import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -134,6 +135,18 @@ def decoded(
         Image.core.set_block_size(_BLOCK)  # type: ignore[attr-defined]
     with _ROOM.of(pixels):
         yield _from_pil(image, name=name)
+
+
+@contextmanager
+def image_threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that read images. Ctrl-C, or the first bad file, waits for none of them."""
+    pool = ThreadPoolExecutor(max(1, count))
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 class _Room:

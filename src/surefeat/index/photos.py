@@ -10,7 +10,7 @@ import glob
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +19,15 @@ from typing import Any
 from torch import Tensor
 
 from surefeat.core.geometry import Frame
-from surefeat.core.image import ImageError, decode, prepare, printable, problem, read_bytes
+from surefeat.core.image import (
+    ImageError,
+    decode,
+    image_threads,
+    prepare,
+    printable,
+    problem,
+    read_bytes,
+)
 from surefeat.data.decode import Item, Place, Skipped, SourceError
 from surefeat.data.sources import find_images
 from surefeat.model.tiles import is_large
@@ -157,16 +165,13 @@ def decode_photos(
         yield from (one(photo, data) for photo, data in _read(photos))
         return
     waiting: deque[Future[DecodedPhoto]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for photo, data in _read(photos):
-                waiting.append(pool.submit(one, photo, data))
-                if len(waiting) > 4 * threads:
-                    yield waiting.popleft().result()
-            while waiting:
+    with image_threads(threads) as pool:
+        for photo, data in _read(photos):
+            waiting.append(pool.submit(one, photo, data))
+            if len(waiting) > 4 * threads:
                 yield waiting.popleft().result()
-        finally:  # Ctrl-C must not wait for what is still queued
-            pool.shutdown(cancel_futures=True)
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def read_photo(photo: ListedPhoto) -> Tensor:
