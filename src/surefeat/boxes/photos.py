@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from surefeat.boxes.config import BoxesConfig
 from surefeat.boxes.network import Detector
-from surefeat.core.image import ImageError, decoded, image_threads, network_size, printable, resize
+from surefeat.core.image import ImageError, decoded, image_threads, network_size, resize
 from surefeat.data.decode import Skipped, free_host_memory
 from surefeat.data.sources import PhotoLabels
 from surefeat.match.proposals import item_bytes, key_of, make_proposals, read_proposals
@@ -85,7 +85,7 @@ def read_photos(
                 small = (max(1, round(height * scale)), max(1, round(width * scale)))
                 pixels = resize(whole_image, size=small)
         except ImageError as error:
-            return Skipped(image.name, str(error).removeprefix(f"{printable(image.item.name)}: "))
+            return Skipped(image.name, error.reason)
         boxes = proposals.get(key_of(content))
         if boxes is None:
             return Skipped(image.name, "has no proposals in the file; make them for this image")

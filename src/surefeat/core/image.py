@@ -41,10 +41,16 @@ from surefeat.core.geometry import Frame, normalise, out_of_box
 class ImageError(ValueError):
     """An image that cannot be used: one line that names it, what is wrong and the fix."""
 
+    reason: str
+    """The line without the name."""
+
 
 def problem(name: str, what: str) -> ImageError:
     """The error for this image."""
-    return ImageError(f"{printable(name)}: {' '.join(what.split())}")
+    reason = " ".join(what.split())
+    error = ImageError(f"{printable(name)}: {reason}")
+    error.reason = reason
+    return error
 
 
 def printable(name: str) -> str:

@@ -197,18 +197,14 @@ def _decode_crops(
                 try:
                     yield row, _cut(image, item, side=side)
                 except ImageError as error:
-                    reasons[row] = _reason(error, item)
+                    reasons[row] = error.reason
     except ImageError as error:
-        reasons.update(dict.fromkeys(rows, _reason(error, items[0])))
+        reasons.update(dict.fromkeys(rows, error.reason))
 
 
 def _put(image: Tensor, row: int, pixels: Tensor, sizes: Tensor) -> None:
     pixels[row, :, : image.shape[1], : image.shape[2]] = image
     sizes[row] = torch.tensor(image.shape[1:], dtype=torch.int32)
-
-
-def _reason(error: ImageError, item: Item) -> str:
-    return str(error).removeprefix(f"{printable(item.name)}: ")
 
 
 Memory = Literal["device", "host", "stream"]
@@ -325,7 +321,7 @@ class StreamedBatches:
                     return decode_item(item, side=self.side)
                 except ImageError as error:
                     # Two threads may meet it at once: only the first one says so.
-                    entry = Skipped(item.name, _reason(error, item))
+                    entry = Skipped(item.name, error.reason)
                     if self.bad.setdefault(row, entry) is entry:
                         _LOG.warning("skipped %s", error)
         count = len(self.items)

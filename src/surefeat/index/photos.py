@@ -19,15 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from surefeat.core.geometry import Frame
-from surefeat.core.image import (
-    ImageError,
-    decode,
-    image_threads,
-    prepare,
-    printable,
-    problem,
-    read_bytes,
-)
+from surefeat.core.image import ImageError, decode, image_threads, prepare, problem, read_bytes
 from surefeat.data.decode import Item, Place, Skipped, SourceError
 from surefeat.data.sources import find_images
 from surefeat.model.tiles import is_large
@@ -196,8 +188,7 @@ def _decoded(
         image = _pixels(photo, data)
         pixels, frame = prepare(image, longest_side=longest_side, multiple=multiple)
     except ImageError as error:
-        reason = str(error).removeprefix(f"{printable(photo.name)}: ")
-        return DecodedPhoto(photo, refused=reason)
+        return DecodedPhoto(photo, refused=error.reason)
     large = tiles and is_large(frame.original, side=longest_side)
     return DecodedPhoto(photo, pixels, frame, whole=image if large else None)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from surefeat.core import progress
 from surefeat.core.files import check_settings, to_dict
 from surefeat.core.geometry import Frame
-from surefeat.core.image import ImageError, decode, decoded, image_threads, read_bytes
+from surefeat.core.image import ImageError, decode, decoded, image_threads, problem, read_bytes
 from surefeat.data.decode import Item, Place
 from surefeat.match.config import ProposalConfig
 
@@ -135,7 +135,7 @@ def item_bytes(item: Item) -> bytes:
     """The bytes of an item's image file."""
     place = item.read
     if place.refused:
-        raise ImageError(f"{item.name}: {place.refused}")
+        raise problem(item.name, place.refused)
     return read_bytes(place.path, name=item.name, offset=place.offset, size=place.size)
 
 

@@ -63,7 +63,7 @@ def extract_to_folder(
     _check_same_model(model, side, out, tiles=tiles)
     skipped = [Skipped(item.read.path, item.read.refused) for item, _ in mine if item.read.refused]
     readable = {Path(item.read.path): target for item, target in mine if not item.read.refused}
-    states = {path: _state(path) for path in readable}
+    states = {path: file_state(path) for path in readable}
     todo = [path for path, target in readable.items() if saved_for(target) != states[path]]
     written = 0
     with progress.bar(
@@ -127,8 +127,7 @@ def extract_readable(
                 continue
             pixels, frame = prepare(path, longest_side=longest_side, multiple=model.stride)
         except ImageError as error:
-            reason = str(error).removeprefix(f"{printable(str(path))}: ")
-            skipped.append(Skipped(str(path), reason))
+            skipped.append(Skipped(str(path), error.reason))
         else:
             groups.setdefault(frame.network, []).append((number, pixels, frame, str(path)))
     for group in groups.values():
@@ -137,7 +136,7 @@ def extract_readable(
         yield from ((paths[number], features) for number, features in done)
 
 
-def _state(photo: Path) -> str:
+def file_state(photo: Path) -> str:
     """Size and time of a photo's file: others, where it was replaced."""
     info = photo.stat() if photo.exists() else None
     return "" if info is None else f"{info.st_size} bytes, {info.st_mtime_ns}"
