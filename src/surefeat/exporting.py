@@ -133,7 +133,8 @@ def export(model: DenseFeatures, path: str | Path) -> Exported:
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={ABOUT: json.dumps(metadata(model))})
     data = buffer.getvalue()
-    return _write(path, "pt2", data, extractor, _run_pt2(data), examples)
+    run = torch.export.load(io.BytesIO(data)).module()
+    return _write(path, "pt2", data, extractor, run, examples)
 
 
 @torch.no_grad()
@@ -224,10 +225,6 @@ def _run_onnx(data: bytes) -> Callable[[Tensor], Outputs] | None:
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     (given,) = session.get_inputs()
     return lambda x: [torch.as_tensor(out) for out in session.run(None, {given.name: x.numpy()})]
-
-
-def _run_pt2(data: bytes) -> Callable[[Tensor], Outputs]:
-    return torch.export.load(io.BytesIO(data)).module()
 
 
 def _write(

@@ -296,6 +296,38 @@ def test_ctrl_c_before_the_first_step_is_said(
     assert not run.exists()
 
 
+def test_ctrl_c_while_the_program_loads_is_said() -> None:
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'surefeat.cli.main': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "runpy.run_module('surefeat', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "surefeat: stopped\n")
+
+
+def test_ctrl_c_does_not_wait_for_a_thread_that_decodes() -> None:
+    code = (
+        "import sys, time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "import surefeat.cli.main as cli\n"
+        "from surefeat.__main__ import main\n"
+        "def stopped():\n"
+        "    ThreadPoolExecutor(1).submit(time.sleep, 60)\n"
+        "    print('written')\n"
+        "    sys.exit(130)\n"
+        "cli.main = stopped\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (130, b"written\n")
+
+
 def test_pretrain_on_nothing_leaves_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from surefeat.core.files import (
     from_dict,
     hardware,
     pack_tensors,
+    read_json,
     read_lines,
     read_tensors,
     to_dict,
@@ -367,3 +368,10 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(OSError, match=r"No space left on device.*metrics.jsonl") as caught:
             write(tmp_path / "metrics.jsonl")
         assert caught.value.errno == 28
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"a": '], ids=["empty", "a list", "cut short"])
+def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "about.json").write_text(content)
+    with pytest.raises(ValueError, match=r"about\.json is damaged"):
+        read_json(tmp_path / "about.json")

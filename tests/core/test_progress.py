@@ -57,6 +57,17 @@ def test_what_ends_within_a_minute_leaves_a_log_alone(
     assert log.getvalue() == ""
 
 
+def test_a_log_says_nothing_twice(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    log = Stream(terminal=False)
+    monkeypatch.setattr(sys, "stderr", log)
+    with bar(desc="ours", total=2) as rows:
+        for _ in range(2):
+            clock[0] += 90
+            rows.update()
+    lines = log.getvalue().splitlines()
+    assert len(lines) == len(set(lines)) == 2
+
+
 def test_a_terminal_sees_one_line_that_moves(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from hostile import make, noise
-from surefeat.core.image import ImageError, load, resize
+from surefeat.core.image import ImageError, load, read_bytes, resize
 from surefeat.data.decode import (
     Part,
     SourceError,
@@ -73,6 +76,28 @@ def test_progress_counts_to_the_end_and_stops_the_work_when_it_raises(tmp_path: 
 
     with pytest.raises(KeyboardInterrupt):
         decode_all(items, side=16, workers=2, progress=stop)
+
+
+def test_ctrl_c_does_not_wait_for_a_photo_that_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("0.png", "1.png"):
+        write(tmp_path / name)
+    over = threading.Event()
+
+    def slowly(path: str, **where: Any) -> bytes:
+        assert not path.endswith("1.png") or over.wait(60)
+        return read_bytes(path, **where)
+
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("surefeat.data.decode.read_bytes", slowly)
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        decode_all(find_images(tmp_path), side=16, workers=2, progress=stop)
+    assert time.monotonic() - start < 30
+    over.set()
 
 
 def stream_of(folder: Path) -> StreamedBatches:

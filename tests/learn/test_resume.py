@@ -43,7 +43,7 @@ from pathlib import Path
 from sets import fit, settings
 from tiny import learn, tiny
 torch.set_num_threads(1)
-steps, write = surefeat.learn.pretrain.pair_steps, surefeat.learn.runs.write_bytes
+steps, write = surefeat.learn.pretrain.pair_steps, surefeat.core.files.write_bytes
 source, root = map(Path, sys.argv[1:3])
 def apart(work):
     child = os.fork()
@@ -69,7 +69,7 @@ def alone(number, when):
             os.kill(os.getpid(), number)
         write(path, data)
     surefeat.learn.pretrain.pair_steps = disturbed_steps
-    surefeat.learn.runs.write_bytes = disturbed_write
+    surefeat.core.files.write_bytes = disturbed_write
     learn(source, root / os.environ["NAME"], tiny())
 def boxes(number):
     steps = surefeat.boxes.train.box_steps

@@ -68,6 +68,9 @@ def test_features_of_two_models_or_sizes_are_not_mixed(photos: Path, tmp_path: P
         extract_to_folder([photos], tmp_path, model=small(1), quiet=True)
     with pytest.raises(ValueError, match="another size"):
         extract_to_folder([photos], tmp_path, model=small(0), longest_side=96, quiet=True)
+    (tmp_path / "extract.json").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"extract\.json is damaged"):
+        extract_to_folder([photos], tmp_path, model=small(0), quiet=True)
 
 
 def test_images_that_would_share_a_file_are_refused(photos: Path, tmp_path: Path) -> None:

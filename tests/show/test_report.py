@@ -162,6 +162,9 @@ def test_report_of_an_unfinished_run_without_images(run: Path, tmp_path: Path) -
     page = Page(write_report(tmp_path))
     assert any("not finished" in text for text in page.texts["p"])
     assert page.texts["h2"] == ["Summary", "Example images", "The loss", "Settings", "Environment"]
+    (tmp_path / "environment.json").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"environment\.json is damaged"):
+        write_report(tmp_path)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -7,7 +7,6 @@ trunk, so a batch gives what one photo gives.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from surefeat.boxes.config import BoxesConfig
 from surefeat.boxes.network import Detector
-from surefeat.core.image import ImageError, decoded, network_size, printable, resize
+from surefeat.core.image import ImageError, decoded, image_threads, network_size, resize
 from surefeat.data.decode import Skipped, free_host_memory
 from surefeat.data.sources import PhotoLabels
 from surefeat.match.proposals import item_bytes, key_of, make_proposals, read_proposals
@@ -86,7 +85,7 @@ def read_photos(
                 small = (max(1, round(height * scale)), max(1, round(width * scale)))
                 pixels = resize(whole_image, size=small)
         except ImageError as error:
-            return Skipped(image.name, str(error).removeprefix(f"{printable(image.item.name)}: "))
+            return Skipped(image.name, error.reason)
         boxes = proposals.get(key_of(content))
         if boxes is None:
             return Skipped(image.name, "has no proposals in the file; make them for this image")
@@ -96,7 +95,7 @@ def read_photos(
         usable = boxes[large][: config.regions] if large.any() else whole
         return Photo(image, pixels, (height, width), usable)
 
-    with ThreadPoolExecutor(8) as pool:
+    with image_threads(8) as pool:
         done = list(pool.map(read, images))
     photos = [entry for entry in done if isinstance(entry, Photo)]
     return photos, [entry for entry in done if isinstance(entry, Skipped)]

@@ -204,23 +204,16 @@ class KeypointsConvert:
 
     def run(self) -> None:
         from surefeat.core.files import check_free
-        from surefeat.data.pose import (
-            format_for,
-            only_categories,
-            photo_finder,
-            read_pose,
-            tell_format,
-            unpack_photos,
-            write_pose,
-        )
+        from surefeat.data import pose
 
         check_free(self.out)
-        form, source = self.to or format_for(self.out), self.source or tell_format(self.labels)
-        coco = read_pose(self.labels, source)
-        coco = coco if self.categories is None else only_categories(coco, self.categories)
-        find = photo_finder(self.labels, self.images)
-        lost = write_pose(self.out, coco, form, find, copy=self.copy)
-        unpacked = unpack_photos(self.out, coco, form, find) if self.copy else 0
+        form = self.to or pose.format_for(self.out)
+        source = self.source or pose.tell_format(self.labels)
+        coco = pose.read_pose(self.labels, source)
+        coco = coco if self.categories is None else pose.only_categories(coco, self.categories)
+        find = pose.photo_finder(self.labels, self.images)
+        lost = pose.write_pose(self.out, coco, form, find, copy=self.copy)
+        unpacked = pose.unpack_photos(self.out, coco, form, find) if self.copy else 0
         _say_lost(lost, form)
         result = {
             "labels": str(self.out), "from": source, "format": form, "photos": len(coco.images),

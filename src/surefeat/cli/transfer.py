@@ -15,7 +15,6 @@ from tyro.conf import Positional
 from surefeat.cli.output import Device, Json, Model, drawing, say
 
 if TYPE_CHECKING:
-    from surefeat.data.decode import Skipped
     from surefeat.data.keypoints import KeypointSet, Labelled
     from surefeat.keypoints.suggest import Suggested
     from surefeat.keypoints.transfer import Transferred
@@ -68,7 +67,9 @@ class KeypointsTransfer:
             images=self.images, threshold=self.threshold, quiet=self.json,
             journal=self.out / "journal.jsonl",
         )  # fmt: skip
-        _check_any(transferred.objects, transferred.skipped)
+        if not transferred.objects:
+            why = transferred.skipped[0].reason
+            raise ValueError(f"none of the {len(transferred.skipped)} photos can be read: {why}")
         write_coco(self.out / "keypoints.json", transferred.found())
         if transferred.skipped:
             write_skipped(self.out / "skipped.txt", transferred.skipped)
@@ -177,11 +178,6 @@ def _draw_suggested(suggested: Suggested, out: Path) -> None:
         photos = [suggested.paths[one.photo] for one in suggested.suggestions]
         label = f"{len(photos)} photos to label, the most useful first."
         write_figure(photo_sheet(photos, notes, label=label), out / "sheet.png")
-
-
-def _check_any(objects: tuple[Labelled, ...], skipped: tuple[Skipped, ...]) -> None:
-    if not objects:
-        raise ValueError(f"none of the {len(skipped)} photos can be read: {skipped[0].reason}")
 
 
 def draw_objects(labelled: KeypointSet, out: Path, *, asked: tuple[Any, ...] | None = None) -> None:

@@ -114,6 +114,17 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, as_json(value, indent=2) + "\n")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of values by name; ValueError: it is none."""
+    try:
+        values = json.loads(path.read_text())
+        if not isinstance(values, dict):
+            raise ValueError("values without names")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); put back a copy of it") from error
+    return values
+
+
 def write_text(path: Path, text: str) -> None:
     """Write text atomically; bytes of a name that are no UTF-8 are escaped."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))

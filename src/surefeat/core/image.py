@@ -15,6 +15,7 @@ import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -40,10 +41,16 @@ from surefeat.core.geometry import Frame, normalise, out_of_box
 class ImageError(ValueError):
     """An image that cannot be used: one line that names it, what is wrong and the fix."""
 
+    reason: str
+    """The line without the name."""
+
 
 def problem(name: str, what: str) -> ImageError:
     """The error for this image."""
-    return ImageError(f"{printable(name)}: {' '.join(what.split())}")
+    reason = " ".join(what.split())
+    error = ImageError(f"{printable(name)}: {reason}")
+    error.reason = reason
+    return error
 
 
 def printable(name: str) -> str:
@@ -134,6 +141,18 @@ def decoded(
         Image.core.set_block_size(_BLOCK)  # type: ignore[attr-defined]
     with _ROOM.of(pixels):
         yield _from_pil(image, name=name)
+
+
+@contextmanager
+def image_threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that read images. Ctrl-C, or the first bad file, waits for none of them."""
+    pool = ThreadPoolExecutor(max(1, count))
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 class _Room:

@@ -34,10 +34,11 @@ class _Lines:
     """A stream that turns what would overwrite a line into lines of their own."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+        self.stream, self.last = stream, ""
 
     def write(self, text: str) -> None:
-        if line := text.strip():
+        if (line := text.strip()) and line != self.last:  # tqdm repeats its last state
+            self.last = line
             self.stream.write(f"{line}\n")
 
     def flush(self) -> None:

@@ -13,7 +13,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +24,15 @@ import torch
 from torch import Tensor
 
 from surefeat.core.files import write_text
-from surefeat.core.image import ImageError, decoded, printable, problem, read_bytes, resize
+from surefeat.core.image import (
+    ImageError,
+    decoded,
+    image_threads,
+    printable,
+    problem,
+    read_bytes,
+    resize,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -165,15 +173,11 @@ def decode_all(
         return len(rows)
 
     done = 0
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        try:
-            for count in pool.map(fill, groups.values()):
-                done += count
-                if progress is not None:
-                    progress(done)
-        except BaseException:  # Ctrl-C must not wait for everything that is still queued
-            pool.shutdown(cancel_futures=True)
-            raise
+    with image_threads(workers) as pool:
+        for count in pool.map(fill, groups.values()):
+            done += count
+            if progress is not None:
+                progress(done)
     good = [row for row in range(len(items)) if row not in reasons]
     for target, row in enumerate(good):  # in place: a second buffer may not fit
         if target != row:
@@ -193,18 +197,14 @@ def _decode_crops(
                 try:
                     yield row, _cut(image, item, side=side)
                 except ImageError as error:
-                    reasons[row] = _reason(error, item)
+                    reasons[row] = error.reason
     except ImageError as error:
-        reasons.update(dict.fromkeys(rows, _reason(error, items[0])))
+        reasons.update(dict.fromkeys(rows, error.reason))
 
 
 def _put(image: Tensor, row: int, pixels: Tensor, sizes: Tensor) -> None:
     pixels[row, :, : image.shape[1], : image.shape[2]] = image
     sizes[row] = torch.tensor(image.shape[1:], dtype=torch.int32)
-
-
-def _reason(error: ImageError, item: Item) -> str:
-    return str(error).removeprefix(f"{printable(item.name)}: ")
 
 
 Memory = Literal["device", "host", "stream"]
@@ -304,8 +304,7 @@ class StreamedBatches:
         """As Batches.iterate; while one step is worked on, the next ones are decoded."""
         rows, count = part.rows(batch), len(self.items)
         waiting: deque[list[Future[Tensor]]] = deque()
-        pool = ThreadPoolExecutor(max(1, self.workers))
-        try:
+        with image_threads(self.workers) as pool:
             for step in steps:
                 picked = batch_indices(step, batch=batch, count=count, seed=seed)[rows]
                 waiting.append([pool.submit(self._decode, row) for row in picked.tolist()])
@@ -313,8 +312,6 @@ class StreamedBatches:
                     yield self._stacked(waiting.popleft())
             while waiting:
                 yield self._stacked(waiting.popleft())
-        finally:
-            pool.shutdown(cancel_futures=True)
 
     def _decode(self, index: int) -> Tensor:
         for row in (*range(index, len(self.items)), *range(index)):
@@ -324,7 +321,7 @@ class StreamedBatches:
                     return decode_item(item, side=self.side)
                 except ImageError as error:
                     # Two threads may meet it at once: only the first one says so.
-                    entry = Skipped(item.name, _reason(error, item))
+                    entry = Skipped(item.name, error.reason)
                     if self.bad.setdefault(row, entry) is entry:
                         _LOG.warning("skipped %s", error)
         count = len(self.items)

@@ -74,8 +74,8 @@ def read_deeplabcut(path: Path) -> Coco:
             images.append(CocoImage(photo))
     edges = _project_edges(files[0])
     categories = tuple(
-        make_category(name, parts, edges=[line for a, b in edges
-                                          if (line := _line(a, b, parts)) is not None])
+        make_category(name, parts, edges=[(parts.index(a), parts.index(b))
+                                          for a, b in edges if {a, b} <= set(parts)])
         for name, parts in kinds.items()
     )  # fmt: skip
     return Coco(tuple(images), categories, tuple(notes))
@@ -212,10 +212,6 @@ def _project_edges(table: Path) -> list[tuple[str, str]]:
         return [(str(first), str(second)) for first, second in content.get("skeleton") or ()]
     except (yaml.YAMLError, AttributeError, TypeError, ValueError):
         return []  # a file of that name that is none of DeepLabCut's
-
-
-def _line(first: str, second: str, parts: Sequence[str]) -> tuple[int, int] | None:
-    return (parts.index(first), parts.index(second)) if {first, second} <= set(parts) else None
 
 
 def write_deeplabcut(path: Path, coco: Coco) -> None:

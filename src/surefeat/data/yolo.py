@@ -195,16 +195,13 @@ def write_yolo(path: Path, coco: Coco, photos: Callable[[str], Place] | None) ->
         source = photos(image.name) if photos else Place("", refused="not asked for")
         missing += source.refused is not None
         target = folder / place
-        if source.refused is None and not (target.exists() and _same(target, source)):
+        there = source.size is None and target.exists() and target.samefile(source.path)
+        if source.refused is None and not there:
             data = read_bytes(source.path, offset=source.offset, size=source.size)
             write_bytes(target, data)
     splits = [s for s in SPLITS if any(place.parts[1] == s for place in places)] or ["train"]
     write_text(file, _as_yaml(coco.categories, count, splits))
     return missing
-
-
-def _same(target: Path, source: Place) -> bool:
-    return source.size is None and os.path.samefile(target, source.path)
 
 
 def _path_of(name: str) -> PurePosixPath:

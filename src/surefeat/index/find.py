@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from surefeat.core import progress
-from surefeat.core.image import ImageError, ImageLike, load, printable
+from surefeat.core.image import ImageError, ImageLike, load, problem
 from surefeat.data.decode import Place, Skipped, SourceError
 from surefeat.index.cells import described
 from surefeat.index.photos import ListedPhoto, list_photos, read_photo
@@ -138,7 +138,8 @@ def find_part(
         plain = _verified(
             model, views, hits[:count], find, missing, pictures, tiles=tiles, quiet=quiet
         )
-        plain.sort(key=_sureness, reverse=True)
+        # Without a probability, those that return, by similarity.
+        plain.sort(key=lambda h: (h.probability or 0.0, bool(h.returns), h.score), reverse=True)
     x, y = asked[0].tolist()
     return PartSearch(
         name, (x, y), tuple(plain), tuple(missing), len(index.photos), len(index), index.search,
@@ -188,10 +189,10 @@ def _verified(
         try:
             pixels = read_photo(find(hit))
             if (pixels.shape[1], pixels.shape[2]) != hit.size:
-                raise ImageError("has another size than when it was indexed; index again")
+                what = "has another size than when it was indexed; index again"
+                raise problem(hit.photo, what)
         except ImageError as error:
-            reason = str(error).removeprefix(f"{printable(hit.photo)}: ")
-            missing.append(Skipped(hit.photo, reason))
+            missing.append(Skipped(hit.photo, error.reason))
             continue
         pictures[hit.photo] = pixels
         place = torch.tensor([hit.point])
@@ -220,11 +221,6 @@ def _matched(
     agrees = math.dist((x, y), hit.point) <= reach
     sure = float(matches.trusted_score[0]) if chance is None else chance
     return (agrees, sure), checked
-
-
-def _sureness(hit: PartHit) -> tuple[float, bool, float]:
-    """By which hits are ranked: probability; without one, those that return, by similarity."""
-    return (hit.probability or 0.0, bool(hit.returns), hit.score)
 
 
 def _finder(sources: Sequence[str]) -> Callable[[CellHit], ListedPhoto]:

@@ -10,7 +10,7 @@ import glob
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from surefeat.core.geometry import Frame
-from surefeat.core.image import ImageError, decode, prepare, printable, problem, read_bytes
+from surefeat.core.image import ImageError, decode, image_threads, prepare, problem, read_bytes
 from surefeat.data.decode import Item, Place, Skipped, SourceError
 from surefeat.data.sources import find_images
 from surefeat.model.tiles import is_large
@@ -157,16 +157,13 @@ def decode_photos(
         yield from (one(photo, data) for photo, data in _read(photos))
         return
     waiting: deque[Future[DecodedPhoto]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for photo, data in _read(photos):
-                waiting.append(pool.submit(one, photo, data))
-                if len(waiting) > 4 * threads:
-                    yield waiting.popleft().result()
-            while waiting:
+    with image_threads(threads) as pool:
+        for photo, data in _read(photos):
+            waiting.append(pool.submit(one, photo, data))
+            if len(waiting) > 4 * threads:
                 yield waiting.popleft().result()
-        finally:  # Ctrl-C must not wait for what is still queued
-            pool.shutdown(cancel_futures=True)
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def read_photo(photo: ListedPhoto) -> Tensor:
@@ -191,8 +188,7 @@ def _decoded(
         image = _pixels(photo, data)
         pixels, frame = prepare(image, longest_side=longest_side, multiple=multiple)
     except ImageError as error:
-        reason = str(error).removeprefix(f"{printable(photo.name)}: ")
-        return DecodedPhoto(photo, refused=reason)
+        return DecodedPhoto(photo, refused=error.reason)
     large = tiles and is_large(frame.original, side=longest_side)
     return DecodedPhoto(photo, pixels, frame, whole=image if large else None)
 

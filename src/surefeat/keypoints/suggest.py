@@ -13,8 +13,8 @@ photos are of resembles itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -129,12 +129,8 @@ def suggest(
     return Suggested(
         suggestions, covered_share(seen.alike, seen.shares, chosen), len(labelled),
         {names[path]: path for path in sorted(seen.paths, key=place.__getitem__)},
-        tuple(_renamed(skipped, names)),
+        tuple(replace(one, name=names.get(Path(one.name), one.name)) for one in skipped),
     )  # fmt: skip
-
-
-def _renamed(skipped: Sequence[Skipped], names: Mapping[Path, str]) -> list[Skipped]:
-    return [Skipped(names.get(Path(one.name), one.name), one.reason) for one in skipped]
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
 from surefeat.data.sources import find_images
 from surefeat.keypoints.carry import Look, Source, as_labelled, carry, has_box, read_sources
 from surefeat.match.large import Part, cut_part
-from surefeat.model.extract import extract_readable
+from surefeat.model.extract import extract_readable, file_state
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import TransferTrust
@@ -169,9 +169,9 @@ def _batches(
         for path, features in extract_readable(model, part, skipped, longest_side=side):
             joined = carry(sources, features, categories, _looker(model, path))
             objects = [_record(as_labelled(one, trust, features)) for one in joined]
-            lines.append({"photo": str(path), "file": _state(path), "objects": objects})
+            lines.append({"photo": str(path), "file": file_state(path), "objects": objects})
         lines += [
-            {"photo": one.name, "file": _state(Path(one.name)), "skipped": one.reason}
+            {"photo": one.name, "file": file_state(Path(one.name)), "skipped": one.reason}
             for one in skipped
         ]
         yield lines
@@ -233,13 +233,7 @@ def _read_journal(
 def _line_of(path: Path, done: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """What was done of a photo, if it is still the same."""
     line = done.get(str(path))
-    return line if line and line["file"] == _state(path) else None
-
-
-def _state(photo: Path) -> str:
-    """Size and time of a photo's file: others, where it was replaced."""
-    info = photo.stat() if photo.exists() else None
-    return "" if info is None else f"{info.st_size} bytes, {info.st_mtime_ns}"
+    return line if line and line["file"] == file_state(path) else None
 
 
 def trust_of(model: DenseFeatures) -> TransferTrust | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from surefeat.core import progress
 from surefeat.core.geometry import into_box, jittered_box, mirrored, normalise, out_of_box
-from surefeat.core.image import crop
+from surefeat.core.image import crop, image_threads
 from surefeat.data.decode import free_host_memory
 from surefeat.data.keypoints import KeypointSet
 from surefeat.keypoints.config import KeypointConfig
@@ -132,14 +131,10 @@ def cut_objects(
         for number in numbers:
             pixels[number] = crop(photo, reach[number], size=side)
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        try:
-            done = pool.map(fill, photos.values())
-            for _ in progress.bar(done, total=len(photos), desc="photos", unit="img", quiet=quiet):
-                pass
-        except BaseException:  # the first bad file, or Ctrl-C, must not wait for all others
-            pool.shutdown(cancel_futures=True)
-            raise
+    with image_threads(THREADS) as pool:
+        done = pool.map(fill, photos.values())
+        for _ in progress.bar(done, total=len(photos), desc="photos", unit="img", quiet=quiet):
+            pass
     tensors = (pixels, reach, boxes, *_keypoints(labelled))
     return CutObjects(*(tensor.to(device) for tensor in tensors))
 

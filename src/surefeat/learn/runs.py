@@ -23,18 +23,7 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 import torch
 from torch import Tensor, nn
 
-from surefeat.core.files import (
-    add_lines,
-    by_flag,
-    environment,
-    from_dict,
-    pack_tensors,
-    read_tensors,
-    to_dict,
-    write_bytes,
-    write_json,
-    write_lines,
-)
+from surefeat.core import files
 from surefeat.data.decode import Skipped, write_skipped
 
 Settings = TypeVar("Settings")
@@ -163,7 +152,7 @@ class Run:
             raise FileExistsError(
                 f"{run.folder} already holds a run; pass --resume to continue it, or another --out"
             )
-        write_json(run.folder / "environment.json", environment(device))
+        files.write_json(run.folder / "environment.json", files.environment(device))
         run.store_settings(settings)
         return run
 
@@ -209,7 +198,7 @@ class Run:
     def settings(self, kind: type[Settings]) -> Settings:
         """The settings of the run, which is to be one of this kind."""
         try:
-            settings: Settings = from_dict(kind, json.loads(self.settings_file.read_text()))
+            settings: Settings = files.from_dict(kind, json.loads(self.settings_file.read_text()))
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"{self.settings_file} holds no {kind.__name__} ({error}); the run is of another "
@@ -219,7 +208,7 @@ class Run:
 
     def refuse_others(self, given: Settings, *, usual: Settings) -> None:
         """ValueError for a setting that was asked for (it is not the usual one) and is not ours."""
-        own, asked, known = (by_flag(s) for s in (self.settings(type(given)), given, usual))
+        own, asked, known = (files.by_flag(s) for s in (self.settings(type(given)), given, usual))
         for name, value in asked.items():
             if value not in (own[name], known[name]):
                 fix = "leave it out, or start a new run with another --out"
@@ -230,7 +219,7 @@ class Run:
 
     def store_settings(self, settings: Any) -> None:
         """Write the settings; a folder with settings is a run."""
-        write_json(self.settings_file, to_dict(settings))
+        files.write_json(self.settings_file, files.to_dict(settings))
 
     def store_images(self, about: dict[str, Any]) -> None:
         """Write images.json; a resumed run must see what it saw before.
@@ -239,7 +228,7 @@ class Run:
         """
         file = self.folder / "images.json"
         if self.checkpoints() and file.is_file():
-            before = _record(file)
+            before = files.read_json(file)
             if before.get("sha256") != about["sha256"]:
                 raise ValueError(
                     f"the images changed since the run began ({before.get('images')} then, "
@@ -251,11 +240,11 @@ class Run:
                     "there are other photos under the same names than when the run began; "
                     "put them back, or start a new run with another --out"
                 )
-        write_json(file, about)
+        files.write_json(file, about)
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
-        add_lines(self.metrics_file, [{"step": step, **values}])
+        files.add_lines(self.metrics_file, [{"step": step, **values}])
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl; a line cut off by a crash, or not yet whole, is left out."""
@@ -275,7 +264,7 @@ class Run:
         """Drop what a resumed run will do again, and what a crash left half written."""
         if self.metrics_file.exists():
             rows = [row for row in self.metrics() if row["step"] <= step]
-            write_lines(self.metrics_file, rows)
+            files.write_lines(self.metrics_file, rows)
         newer = [path for path in self.checkpoints() if path > self._checkpoint_file(step)]
         for path in (*newer, *self.folder.glob(".*.part")):
             path.unlink()
@@ -287,7 +276,7 @@ class Run:
         # Copies: weights that share memory are refused.
         tensors = {k: v.detach().cpu().clone() for k, v in checkpoint.tensors.items()}
         meta = {"about": about, "sha256": _digest(tensors, about)}
-        write_bytes(path, pack_tensors(tensors, meta))
+        files.write_bytes(path, files.pack_tensors(tensors, meta))
         for old in self.checkpoints()[:-_KEPT]:
             old.unlink()
         return path
@@ -301,7 +290,7 @@ class Run:
         paths = self.checkpoints()
         for path in reversed(paths):
             try:
-                tensors, meta = read_tensors(path)
+                tensors, meta = files.read_tensors(path)
                 about = json.loads(meta["about"])
                 # Those of earlier versions have no hash.
                 if len(meta) > 1 and meta.get("sha256") != _digest(tensors, meta["about"]):
@@ -319,17 +308,6 @@ class Run:
 
     def _checkpoint_file(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step:08d}.safetensors"
-
-
-def _record(file: Path) -> dict[str, Any]:
-    """A JSON file of values by name; ValueError: it is none."""
-    try:
-        values = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged ({error}); put back a copy of it") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} is damaged; put back a copy of it")
-    return values
 
 
 def _digest(tensors: dict[str, Tensor], about: str) -> str:

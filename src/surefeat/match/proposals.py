@@ -26,7 +26,7 @@ from torch import Tensor
 from surefeat.core import progress
 from surefeat.core.files import check_settings, to_dict
 from surefeat.core.geometry import Frame
-from surefeat.core.image import ImageError, decode, decoded, read_bytes
+from surefeat.core.image import ImageError, decode, decoded, image_threads, problem, read_bytes
 from surefeat.data.decode import Item, Place
 from surefeat.match.config import ProposalConfig
 
@@ -135,7 +135,7 @@ def item_bytes(item: Item) -> bytes:
     """The bytes of an item's image file."""
     place = item.read
     if place.refused:
-        raise ImageError(f"{item.name}: {place.refused}")
+        raise problem(item.name, place.refused)
     return read_bytes(place.path, name=item.name, offset=place.offset, size=place.size)
 
 
@@ -175,7 +175,7 @@ def make_proposals(
 
     added = 0
     bar = progress.bar(total=len(items), desc="proposals", unit="img", quiet=quiet, leave=False)
-    with ThreadPoolExecutor(workers) as pool, bar:
+    with image_threads(workers) as pool, bar:
         # In short lists, so that an interruption need not wait for all that is queued.
         for start in range(0, len(items), _SAVE_EVERY):
             part = items[start : start + _SAVE_EVERY]

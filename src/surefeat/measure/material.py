@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from surefeat.core import progress
 from surefeat.core.geometry import Frame, box_area, box_intersection, clip_boxes, fit_thin_plate
-from surefeat.core.image import decoded, read_bytes, resize
+from surefeat.core.image import decoded, image_threads, read_bytes, resize
 from surefeat.data.benchmarks import Benchmark, shifted, shifted_boxes, shifted_image
 from surefeat.data.pairs import Pair
 from surefeat.match.proposals import proposals_of
@@ -162,7 +161,7 @@ def prepare_material(
         if moved is not None:
             cases.append(_case(number, "shifted", moved, boxes, protocol))
     keys = list(dict.fromkeys(key for case in cases for key in case.keys))
-    with ThreadPoolExecutor(8) as pool:
+    with image_threads(8) as pool:
         read = pool.map(lambda key: _picture(key, protocol), keys)
         bar = progress.bar(read, desc="pictures", total=len(keys), quiet=quiet, leave=False)
         pictures = dict(zip(keys, bar, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from surefeat.core import progress
-from surefeat.core.files import write_json
+from surefeat.core.files import read_json, write_json
 from surefeat.core.geometry import Frame
 from surefeat.core.image import ImageError, prepare, printable
 from surefeat.data.decode import Item, Place, Skipped, SourceError, write_skipped
@@ -64,7 +63,7 @@ def extract_to_folder(
     _check_same_model(model, side, out, tiles=tiles)
     skipped = [Skipped(item.read.path, item.read.refused) for item, _ in mine if item.read.refused]
     readable = {Path(item.read.path): target for item, target in mine if not item.read.refused}
-    states = {path: _state(path) for path in readable}
+    states = {path: file_state(path) for path in readable}
     todo = [path for path, target in readable.items() if saved_for(target) != states[path]]
     written = 0
     with progress.bar(
@@ -102,7 +101,7 @@ def _check_same_model(model: DenseFeatures, longest_side: int, out: Path, *, til
     file = out / "extract.json"
     if not file.is_file():
         write_json(file, about)
-    elif json.loads(file.read_text()) != about:
+    elif read_json(file) != about:
         what = "features of another model or of photos seen at another size"
         raise ValueError(f"{out} holds {what}; pass another --out")
 
@@ -128,8 +127,7 @@ def extract_readable(
                 continue
             pixels, frame = prepare(path, longest_side=longest_side, multiple=model.stride)
         except ImageError as error:
-            reason = str(error).removeprefix(f"{printable(str(path))}: ")
-            skipped.append(Skipped(str(path), reason))
+            skipped.append(Skipped(str(path), error.reason))
         else:
             groups.setdefault(frame.network, []).append((number, pixels, frame, str(path)))
     for group in groups.values():
@@ -138,7 +136,7 @@ def extract_readable(
         yield from ((paths[number], features) for number, features in done)
 
 
-def _state(photo: Path) -> str:
+def file_state(photo: Path) -> str:
     """Size and time of a photo's file: others, where it was replaced."""
     info = photo.stat() if photo.exists() else None
     return "" if info is None else f"{info.st_size} bytes, {info.st_mtime_ns}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefeat.core.files import to_dict
+from surefeat.core.files import read_json, to_dict
 from surefeat.core.image import ImageError, ImageLike, load, resize
 from surefeat.data.sources import walk_folder
 from surefeat.learn.config import Config
@@ -111,7 +110,7 @@ def write_report(run_folder: str | Path, *, images: Sequence[ImageLike] = ()) ->
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _examples(run: Run, images: Sequence[ImageLike]) -> list[Example]:
