@@ -14,8 +14,11 @@ import torch
 from PIL import Image
 
 from sets import QUICK, feature_model, write_labelled
+from surefeat.cli.keypoints import _summary
 from surefeat.cli.main import main
-from surefeat.data.keypoints import read_coco
+from surefeat.data.coco import make_category
+from surefeat.data.decode import Place
+from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
 from surefeat.keypoints.detector import KeypointDetector
 from surefeat.model.network import DenseFeatures
 from surefeat.show.objects import keypoint_sheet, keypoints
@@ -77,6 +80,23 @@ def test_fit_and_predict_from_the_command_line(
     main([*ask, str(moved), *where, "--category", "bird", "--device", "cpu", "--no-pictures"])
     assert "2 objects in 2 photos" in (line := capsys.readouterr().out)
     assert "labelled keypoints right (PCK@0.1 of the box)" in line
+
+
+def test_the_summary_counts_what_lies_within_a_tenth_of_the_box_s_longer_side() -> None:
+    """From 0 to 100: 9 pixels off is right, 11 is not; the third is marked and is not there."""
+    seen = torch.tensor([True, True, False])
+    true = Labelled(
+        Place("a.png"), "a.png", 0, torch.tensor([0.0, 0.0, 100.0, 40.0]), torch.full((3, 2), 20.0),
+        seen, (60, 120),
+    )  # fmt: skip
+    off = torch.tensor([[9.0, 0.0], [0.0, 11.0], [0.0, 0.0]])
+    found = replace(true, points=true.points + off, visible=torch.tensor([True, False, True]))
+    kinds = (make_category("bird", ("beak", "tail", "eye")),)
+    said = _summary(KeypointSet(kinds, (found,)), KeypointSet(kinds, (true,)), [])
+    assert said == (
+        "1 objects in 1 photos; 50% of 2 labelled keypoints right (PCK@0.1 of the box); 1 of 2 "
+        "left out, 1 of 1 marked that are not there"
+    )
 
 
 def test_a_broken_photo_is_skipped_and_no_photos_are_an_error(

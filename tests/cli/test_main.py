@@ -214,14 +214,40 @@ def test_votes_and_the_slower_way_reach_the_matches(
     points = torch.tensor([[20.0, 30.0], [40.0, 25.0], [11.0, 50.0]])
     given = " ".join(str(value) for value in points.flatten().tolist())
     command = f"match {first} {second} --model {model} --out {tmp_path} --json"
-    main([*f"{command} --side 64 --slower --points {given}".split()])
+    main([*f"{command} --side 48 --slower --points {given}".split()])
     found = json.loads(capsys.readouterr().out)
+    assert "48 and 67 px, mirrored too" in (tmp_path / "index.html").read_text()
     network = DenseFeatures.from_pretrained(model)
-    features = network.extract([first, second], longest_side=64, slower=True)
+    features = network.extract([first, second], longest_side=48, slower=True)
     expected = match_points(*features, points).points1
     assert torch.allclose(torch.tensor(found["points1"]), expected, atol=1e-3)
     alone = match_points(*features, points, voting=False).points1
     assert not torch.allclose(expected, alone, atol=1e-3)
+
+
+def test_every_option_of_evaluate_reaches_what_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, object] = {}
+
+    def watched(*given: object, **settings: object) -> None:
+        asked.update(settings, given=given)
+        raise ValueError("seen")
+
+    monkeypatch.setattr("surefeat.measure.evaluate.evaluate_rows", watched)
+    command = (
+        "evaluate pairs list.csv --rows res4c --model run --init a.pth --out results --split val "
+        "--images photos --proposals p.sqlite --boxes 7 --seed 3 --measures nearest regions "
+        "--shifted voting --side 96 --inputs 64 128 --mirrored --pairs 5 --device cpu --json"
+    )
+    assert "seen" in _fails(command, capsys)
+    assert asked == {
+        "given": ("pairs", Path("list.csv")), "rows": ["res4c"], "model": "run",
+        "init": ("a.pth",), "out": Path("results"), "split": "val", "images": Path("photos"),
+        "proposals": Path("p.sqlite"), "boxes": 7, "seed": 3,
+        "measures": ("nearest", "regions"), "shifted": ("voting",), "side": 96,
+        "inputs": (64, 128), "mirrored": True, "pairs": 5, "device": "cpu", "quiet": True,
+    }  # fmt: skip
 
 
 def test_other_files_where_a_model_is_wanted_are_one_line_errors(
