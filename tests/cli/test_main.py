@@ -250,6 +250,25 @@ def test_every_option_of_evaluate_reaches_what_is_measured(
     }  # fmt: skip
 
 
+def test_every_option_of_find_reaches_the_search(
+    monkeypatch: pytest.MonkeyPatch, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[object] = []
+
+    def watched(image: Path, point: object, index: object, **settings: object) -> None:
+        settings.pop("model")
+        asked.extend((image, point, index, settings))
+        raise ValueError("seen")
+
+    monkeypatch.setattr("surefeat.index.find.find_part", watched)
+    opened = staticmethod(lambda folder, weights: (folder, len(weights)))
+    monkeypatch.setattr("surefeat.index.search.PartIndex.open", opened)
+    command = f"find a.png --point 3,4 --index parts --count 7 --no-verify --model {model} --json"
+    assert "seen" in _fails(command, capsys)
+    settings = {"count": 7, "verify": False, "quiet": True}
+    assert asked == [Path("a.png"), (3, 4), (Path("parts"), 64), settings]
+
+
 def test_other_files_where_a_model_is_wanted_are_one_line_errors(
     photos: Path, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
