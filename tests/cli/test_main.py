@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -267,6 +268,19 @@ def test_every_option_of_find_reaches_the_search(
     assert "seen" in _fails(command, capsys)
     settings = {"count": 7, "verify": False, "quiet": True}
     assert asked == [Path("a.png"), (3, 4), (Path("parts"), 64), settings]
+
+
+@pytest.mark.parametrize(("count", "shown"), [(3, [0, 3, 6]), (10, [*range(10)]), (1, [0])])
+def test_pairs_that_are_shown_are_spread_over_the_list(
+    count: int, shown: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[object] = []
+    ten = SimpleNamespace(pairs=range(10))
+    monkeypatch.setattr("surefeat.data.benchmarks.load_benchmark", lambda *_, **__: ten)
+    monkeypatch.setattr("surefeat.show.results.keypoint_pairs", drawn.extend)
+    monkeypatch.setattr("surefeat.show.style.write_figure", lambda *_: None)
+    main(["data", "show", "pairs", "list.csv", "--count", str(count)])
+    assert drawn == shown
 
 
 def test_other_files_where_a_model_is_wanted_are_one_line_errors(
