@@ -147,8 +147,8 @@ def test_pt2_equals_the_model_and_refuses_other_sizes(tmp_path: Path) -> None:
 def test_a_file_that_differs_from_the_model_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def blurred() -> Any:
-        return lambda images: as_the_model_says(small_model(), images * 0.99)
+    def blurred() -> Any:  # one input out of three, which is enough
+        return lambda x: as_the_model_says(small_model(), x * (0.99 if len(x) == 1 else 1))
 
     monkeypatch.setattr("torch.export.load", lambda _: SimpleNamespace(module=blurred))
     monkeypatch.setattr("torch.export.export", lambda *_, **__: None)

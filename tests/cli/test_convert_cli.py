@@ -65,6 +65,9 @@ def test_photos_come_out_of_a_package_and_into_a_folder_of_yolo_s(
     labelled = read_coco(tmp_path / "new" / "a.json")
     wanted = read_coco(FILES / "truth.json").objects
     assert all((a.read() == b.read()).all() for a, b in zip(labelled.objects, wanted, strict=True))
+    # The package pads its photos to one length; a PNG ends with the checksum of its last chunk.
+    alone = sorted((tmp_path / "new").rglob("*.png"))
+    assert [path.read_bytes()[-12:] for path in alone] == 2 * [b"\0\0\0\0IEND\xaeB`\x82"]
     main(["keypoints", "convert", package, str(tmp_path / "yolo"), "--json"])
     lost = json.loads(capsys.readouterr().out)["lost"]
     assert any("objects without a box (3 got one around" in line for line in lost)

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,14 @@ import torch
 from PIL import Image
 
 from sets import QUICK, feature_model, write_labelled
+from surefeat.cli.keypoints import _summary
 from surefeat.cli.main import main
-from surefeat.data.keypoints import read_coco
+from surefeat.cli.transfer import KeypointsTransfer
+from surefeat.data.coco import make_category
+from surefeat.data.decode import Place
+from surefeat.data.keypoints import KeypointSet, Labelled, read_coco
 from surefeat.keypoints.detector import KeypointDetector
+from surefeat.keypoints.transfer import Transferred
 from surefeat.model.network import DenseFeatures
 from surefeat.show.objects import keypoint_sheet, keypoints
 from surefeat.show.style import write_figure
@@ -77,6 +83,47 @@ def test_fit_and_predict_from_the_command_line(
     main([*ask, str(moved), *where, "--category", "bird", "--device", "cpu", "--no-pictures"])
     assert "2 objects in 2 photos" in (line := capsys.readouterr().out)
     assert "labelled keypoints right (PCK@0.1 of the box)" in line
+
+
+def test_the_summary_counts_what_lies_within_a_tenth_of_the_box_s_longer_side() -> None:
+    """From 0 to 100: 9 pixels off is right, 11 is not; the third is marked and is not there."""
+    seen = torch.tensor([True, True, False])
+    true = Labelled(
+        Place("a.png"), "a.png", 0, torch.tensor([0.0, 0.0, 100.0, 40.0]), torch.full((3, 2), 20.0),
+        seen, (60, 120),
+    )  # fmt: skip
+    off = torch.tensor([[9.0, 0.0], [0.0, 11.0], [0.0, 0.0]])
+    found = replace(true, points=true.points + off, visible=torch.tensor([True, False, True]))
+    kinds = (make_category("bird", ("beak", "tail", "eye")),)
+    said = _summary(KeypointSet(kinds, (found,)), KeypointSet(kinds, (true,)), [])
+    assert said == (
+        "1 objects in 1 photos; 50% of 2 labelled keypoints right (PCK@0.1 of the box); 1 of 2 "
+        "left out, 1 of 1 marked that are not there"
+    )
+
+
+def test_a_detector_is_fitted_on_labels_that_are_sure_not_on_all_that_are_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scores = torch.tensor([0.95, 0.6, 0.2])
+    item = Labelled(
+        Place("a.png"), "a.png", 0, torch.tensor([0.0, 0.0, 9.0, 9.0]), torch.zeros(3, 2),
+        scores >= 0.5, (60, 120), scores=scores,
+    )  # fmt: skip
+    kinds = (make_category("bird", ("beak", "tail", "eye")),)
+    carried = Transferred(kinds, (), (item,), (), calibrated=True, threshold=0.5)
+    taught: list[Any] = []
+
+    def fit(model: object, labelled: KeypointSet, **settings: Any) -> SimpleNamespace:
+        taught.append((labelled, settings["config"].absent))
+        return SimpleNamespace(save=taught.append)
+
+    monkeypatch.setattr(KeypointDetector, "fit", fit)
+    asked = KeypointsTransfer(Path("a.json"), (Path("b"),), fit=tmp_path / "parts", sure=0.9)
+    asked._fit(carried, None)  # type: ignore[arg-type]
+    (labelled, absent), folder = taught
+    assert [one.visible.tolist() for one in labelled.objects] == [[True, False, False]]
+    assert (absent, folder) == ("ignored", tmp_path / "parts")
 
 
 def test_a_broken_photo_is_skipped_and_no_photos_are_an_error(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -214,14 +215,72 @@ def test_votes_and_the_slower_way_reach_the_matches(
     points = torch.tensor([[20.0, 30.0], [40.0, 25.0], [11.0, 50.0]])
     given = " ".join(str(value) for value in points.flatten().tolist())
     command = f"match {first} {second} --model {model} --out {tmp_path} --json"
-    main([*f"{command} --side 64 --slower --points {given}".split()])
+    main([*f"{command} --side 48 --slower --points {given}".split()])
     found = json.loads(capsys.readouterr().out)
+    assert "48 and 67 px, mirrored too" in (tmp_path / "index.html").read_text()
     network = DenseFeatures.from_pretrained(model)
-    features = network.extract([first, second], longest_side=64, slower=True)
+    features = network.extract([first, second], longest_side=48, slower=True)
     expected = match_points(*features, points).points1
     assert torch.allclose(torch.tensor(found["points1"]), expected, atol=1e-3)
     alone = match_points(*features, points, voting=False).points1
     assert not torch.allclose(expected, alone, atol=1e-3)
+
+
+def test_every_option_of_evaluate_reaches_what_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, object] = {}
+
+    def watched(*given: object, **settings: object) -> None:
+        asked.update(settings, given=given)
+        raise ValueError("seen")
+
+    monkeypatch.setattr("surefeat.measure.evaluate.evaluate_rows", watched)
+    command = (
+        "evaluate pairs list.csv --rows res4c --model run --init a.pth --out results --split val "
+        "--images photos --proposals p.sqlite --boxes 7 --seed 3 --measures nearest regions "
+        "--shifted voting --side 96 --inputs 64 128 --mirrored --pairs 5 --device cpu --json"
+    )
+    assert "seen" in _fails(command, capsys)
+    assert asked == {
+        "given": ("pairs", Path("list.csv")), "rows": ["res4c"], "model": "run",
+        "init": ("a.pth",), "out": Path("results"), "split": "val", "images": Path("photos"),
+        "proposals": Path("p.sqlite"), "boxes": 7, "seed": 3,
+        "measures": ("nearest", "regions"), "shifted": ("voting",), "side": 96,
+        "inputs": (64, 128), "mirrored": True, "pairs": 5, "device": "cpu", "quiet": True,
+    }  # fmt: skip
+
+
+def test_every_option_of_find_reaches_the_search(
+    monkeypatch: pytest.MonkeyPatch, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[object] = []
+
+    def watched(image: Path, point: object, index: object, **settings: object) -> None:
+        settings.pop("model")
+        asked.extend((image, point, index, settings))
+        raise ValueError("seen")
+
+    monkeypatch.setattr("surefeat.index.find.find_part", watched)
+    opened = staticmethod(lambda folder, weights: (folder, len(weights)))
+    monkeypatch.setattr("surefeat.index.search.PartIndex.open", opened)
+    command = f"find a.png --point 3,4 --index parts --count 7 --no-verify --model {model} --json"
+    assert "seen" in _fails(command, capsys)
+    settings = {"count": 7, "verify": False, "quiet": True}
+    assert asked == [Path("a.png"), (3, 4), (Path("parts"), 64), settings]
+
+
+@pytest.mark.parametrize(("count", "shown"), [(3, [0, 3, 6]), (10, [*range(10)]), (1, [0])])
+def test_pairs_that_are_shown_are_spread_over_the_list(
+    count: int, shown: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[object] = []
+    ten = SimpleNamespace(pairs=range(10))
+    monkeypatch.setattr("surefeat.data.benchmarks.load_benchmark", lambda *_, **__: ten)
+    monkeypatch.setattr("surefeat.show.results.keypoint_pairs", drawn.extend)
+    monkeypatch.setattr("surefeat.show.style.write_figure", lambda *_: None)
+    main(["data", "show", "pairs", "list.csv", "--count", str(count)])
+    assert drawn == shown
 
 
 def test_other_files_where_a_model_is_wanted_are_one_line_errors(

@@ -28,6 +28,7 @@ from surefeat.data.pose import (
     tell_format,
     write_pose,
 )
+from surefeat.data.yolo import write_yolo
 
 pytest.importorskip("sleap_io", reason="needs the pose extra")
 
@@ -434,3 +435,13 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(file: str, tmp_path: Path
             said.append(str(error))
     assert len(said) > 10
     assert not any("\n" in line for line in said)
+
+
+def test_yolo_s_numbers_stay_within_the_photo(tmp_path: Path) -> None:
+    """A box of 230 x 126 pixels from (-10, -5) on in a photo of 200 x 100; a part to its right."""
+    note = Annotation(0, 0, (-10.0, -5.0, 219.0, 120.0), (205.0, -3.0, 2.0))
+    coco = Coco((CocoImage("a.png", (100, 200)),), (make_category("bird", ("beak",)),), (note,))
+    write_yolo(tmp_path, coco, None)
+    (file,) = (tmp_path / "labels").rglob("a.txt")
+    numbers = [float(word) for word in file.read_text().split()]
+    assert numbers == pytest.approx([0, 105 / 200, 58 / 100, 1, 1, 1, 0, 2])

@@ -25,7 +25,7 @@ pytest.importorskip("gradio", reason="needs the demo extra")
 
 from browser import ask, chromium, event_of, given, serve
 from sets import write_model
-from surefeat.demo.folder import FolderLabels, _on_carried, _sources, read_folder
+from surefeat.demo.folder import FolderLabels, _kept, _on_carried, _sources, read_folder
 
 BIRD, SIDE, COUNT = 1, 160, 3
 PARTS = ("beak", "tail")
@@ -200,6 +200,14 @@ def test_what_was_clicked_in_the_meantime_stays_and_doubt_comes_first() -> None:
         "not found: tail",
     ]
     assert told.startswith("3 parts found in 2 photos, 1 of them right with 90 % or more.")
+
+
+def test_a_part_without_a_place_is_not_kept_at_any_score() -> None:
+    session = Parts(PARTS, desk="folder").with_photos([part_photo("a")])
+    (item,) = carried(session, a=(0.9, 0.0)).objects.values()
+    nowhere = replace(item, points=torch.tensor([[10.0, 11.0], [torch.nan, torch.nan]]))
+    assert _kept(item, 0.0).visible.tolist() == [True, True]
+    assert _kept(nowhere, 0.0).visible.tolist() == [True, False]
 
 
 def test_only_what_was_labelled_by_hand_is_carried_over() -> None:

@@ -103,6 +103,7 @@ def test_parts_clicked_in_two_photos_are_found_in_a_third(
         # A click is a whole pixel of the screen, where the photo is shown about twice as large.
         torch.testing.assert_close(item.points, true, atol=1.0, rtol=0)
     tab.get_by_text("labels (COCO json)").wait_for()
+    tab.get_by_text("found (COCO json)").wait_for()
     correct_the_third(tab, drawn[2].keypoints[CATEGORIES[BIRD].keypoint_names.index("beak")])
     with tab.expect_download() as waiting:
         tab.get_by_text("detector (zip)").click()
@@ -151,6 +152,7 @@ def correct_the_third(tab: Any, beak: torch.Tensor) -> None:
     click(tab, 200, 180)
     tab.locator("#part_fit").click()
     tab.wait_for_selector("#part_told >> text=Learned from 3 photos; add others to try it on")
+    tab.get_by_text("found (COCO json)").wait_for(state="hidden")
 
 
 def part_photo(name: str = "a.png", size: tuple[int, int] = (100, 200)) -> PartPhoto:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from surefeat.core.image import resize
 from surefeat.data.drawn import Instance, draw
 from surefeat.data.drawn_categories import CATEGORIES
-from surefeat.index.find import PartSearch, find_part
+from surefeat.index.find import PartSearch, _views, find_part
 from surefeat.index.store import index_photos
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
@@ -166,6 +166,25 @@ def test_page_sheet_and_crops_are_written(found: PartSearch, photos: Path, tmp_p
     # Another question leaves no crop of this one.
     write_parts(photos / "bird_0.png", replace(found, hits=found.hits[:1]), tmp_path)
     assert len(list((tmp_path / "crops").iterdir())) == 1
+
+
+def test_the_point_that_is_asked_stays_on_its_spot_in_every_part_of_a_large_photo() -> None:
+    class Shown:
+        """In place of features: the pixels they would be made of."""
+
+        config, stride = ModelConfig(longest_side=96), 8
+
+        def extract(self, part: Tensor) -> tuple[Tensor]:
+            return (part,)
+
+    pixels = torch.arange(500 * 700).reshape(500, 700).expand(3, -1, -1)
+    asked = torch.tensor([[470.0, 250.0]])
+    views = _views(Shown(), pixels, asked, tiles=True)  # type: ignore[arg-type]
+    assert len(views) > 2
+    for view in views:
+        ((x, y),) = view.point.long().tolist()
+        assert int(view.features[0, y, x]) == 250 * 700 + 470  # type: ignore[index]
+    assert len(_views(Shown(), pixels, asked, tiles=False)) == 1  # type: ignore[arg-type]
 
 
 def test_a_small_thing_in_a_large_photo_is_found_by_its_tiles(tmp_path: Path) -> None:

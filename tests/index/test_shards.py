@@ -20,7 +20,7 @@ from surefeat.index import engines, shards
 from surefeat.index.cells import Projection
 from surefeat.index.engines import write_cells
 from surefeat.index.maker import CellMaker
-from surefeat.index.photos import list_photos
+from surefeat.index.photos import decode_photos, list_photos, read_photo
 from surefeat.index.shards import CellSettings, read_about, read_cells
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
@@ -220,6 +220,19 @@ def test_tar_shards_lists_and_parquet_files_give_the_folder_s_rows(
             prefix + name for name in names if name != "broken.png"
         ]
         assert np.array_equal(np.concatenate([shard.vectors for shard in read]), rows)
+
+
+def test_every_row_of_a_parquet_file_is_read_by_itself(tmp_path: Path) -> None:
+    """Seven photos of one grey each in groups of three: the first of a group, its last, the end."""
+    paths = [tmp_path / f"{number}.png" for number in range(7)]
+    for grey, path in enumerate(paths):
+        Image.new("L", (8, 8), grey).save(path)
+    data = {"photo": [path.name for path in paths], "bytes": [p.read_bytes() for p in paths]}
+    parquet.write_table(pyarrow.table(data), tmp_path / "p.parquet", row_group_size=3)
+    listed = list_photos([tmp_path / "p.parquet"])
+    assert [int(read_photo(photo).max()) for photo in listed] == list(range(7))
+    some = decode_photos([listed[row] for row in (2, 3, 6)], longest_side=8, multiple=8)
+    assert [int(photo.pixels.max()) for photo in some if photo.pixels is not None] == [2, 3, 6]
 
 
 def test_names_that_would_meet_are_told_apart_or_refused(photos: Path, tmp_path: Path) -> None:

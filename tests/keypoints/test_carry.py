@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
 from surefeat.data.decode import Place
 from surefeat.data.keypoints import Labelled
-from surefeat.keypoints.carry import GRID, _grid
+from surefeat.keypoints.carry import GRID, _grid, chances_of
+from surefeat.match.points import Matches
 
 
 def labelled(box: list[float]) -> Labelled:
@@ -32,3 +36,17 @@ def test_without_a_box_of_its_own_the_grid_lies_around_the_keypoints() -> None:
     low, high = places.amin(0), places.amax(0)
     assert ((low + high) / 2).tolist() == pytest.approx([45.0, 25.0])
     assert (high - low).tolist() == pytest.approx([17 * 8 / 9] * 2)
+
+
+def test_without_a_probability_a_match_counts_by_its_way_back() -> None:
+    """A photo of 400 pixels: 40 off is one standard deviation, whatever the other photo's size."""
+    ways = torch.tensor([0.0, 40.0, 80.0])
+    ones, places = torch.ones(3), torch.zeros(3, 2)
+    matches = Matches(
+        places, places, score=0.8 * ones, confidence=1e6 * ones, margin=ones, round_trip=ways,
+        mutual=ones > 0, index=torch.arange(3), size0=(300, 400), size1=(50, 80),
+    )  # fmt: skip
+    expected = [0.8, 0.8 * math.exp(-0.5), 0.8 * math.exp(-2)]
+    assert chances_of(matches).tolist() == pytest.approx(expected, abs=1e-4)
+    known = replace(matches, probability=torch.tensor([0.1, 0.9, 0.3]))
+    assert chances_of(known).tolist() == pytest.approx([0.1, 0.9, 0.3])

@@ -277,3 +277,11 @@ def test_a_cut_is_finer_than_the_views_read_from_it(objects: CutObjects) -> None
     )
     shown = reach / boxes  # boxes that the cut is wide
     assert (objects.pixels.shape[-1] / (shown * SIDE) >= 1.24).all()
+
+
+def test_a_view_up_to_the_edge_of_what_was_cut_out_is_not_darker_there() -> None:
+    """Half a pixel beyond the outermost centres there is no other pixel: the border's counts."""
+    box, none = torch.tensor([[10.0, 20.0, 17.0, 27.0]]), torch.zeros(1, 0)
+    grey = torch.full((1, 3, 8, 8), 200, dtype=torch.uint8)
+    cut = CutObjects(grey, box, box, none[..., None], none > 0, none > 0, none[0].long())
+    assert cut.read(torch.tensor([0]), box, size=32).unique().tolist() == [200]

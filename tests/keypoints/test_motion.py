@@ -81,6 +81,10 @@ def test_an_outline_follows_and_its_box_is_the_pixels_it_encloses() -> None:
     (moved,) = motion.move_mask((outline,), size=(100, 200))
     assert torch.allclose(moved, outline + torch.tensor([5.0, -7.0]))
     assert mask_box((moved,), size=(100, 200)).tolist() == [15, 23, 54, 42]
+    # A smaller photo ends at its last pixels' outer edges, and so does what is held in it.
+    (cut,) = motion.move_mask((outline,), size=(30, 40))
+    assert cut.amax(0).tolist() == [39.5, 29.5]
+    assert torch.equal(cut, moved.minimum(torch.tensor([39.5, 29.5])))
 
 
 def test_two_matches_are_too_few() -> None:

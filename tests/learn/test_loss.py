@@ -214,9 +214,13 @@ def test_dead_positives_are_counted() -> None:
 def test_images_without_overlap_do_not_count() -> None:
     config = LossConfig(negatives=3, ignore_radius=20.0)
     batch = _random_batch(1)
-    only = pair_loss(*[t[:1] for t in batch], config).total
-    both = pair_loss(*batch, config, valid=torch.tensor([True, False])).total
-    assert both.item() == pytest.approx(only.item() / 2, rel=1e-6)
+    only = pair_loss(*[t[:1] for t in batch], config)
+    both = pair_loss(*batch, config, valid=torch.tensor([True, False]))
+    assert both.total.item() == pytest.approx(only.total.item() / 2, rel=1e-6)
+    for name in ("positive_score", "negative_score", "dead_positives"):
+        alone = getattr(only, name).item()
+        assert alone > 0
+        assert getattr(both, name).item() == pytest.approx(alone, rel=1e-6)
 
 
 def test_an_image_without_overlap_takes_no_slots_from_those_after_it() -> None:

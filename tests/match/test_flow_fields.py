@@ -132,11 +132,13 @@ def test_warp_reads_between_pixels_and_repeats_the_border() -> None:
 def test_points_move_with_the_pixel_they_lie_in_up_to_the_corners() -> None:
     """A field of which every pixel has its own number; what is outside goes with the border."""
     field = torch.arange(24.0).reshape(3, 4, 2)
-    points = torch.tensor([[0.0, 0.0], [3.4, 2.4], [-0.5, 2.0], [3.0, -4.0], [9.0, 1.0]])
+    points = torch.tensor(
+        [[0.0, 0.0], [3.4, 2.4], [1.6, 0.7], [-0.5, 2.0], [3.0, -4.0], [9.0, 1.0]]
+    )
     moved = transfer_points(field, points) - points
     assert moved.tolist() == [
         pytest.approx(field[y, x].tolist(), abs=1e-4)
-        for y, x in ((0, 0), (2, 3), (2, 0), (0, 3), (1, 3))
+        for y, x in ((0, 0), (2, 3), (1, 2), (2, 0), (0, 3), (1, 3))
     ]
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from surefeat.core.image import resize
-from surefeat.match.large import best_parts, cut_part, moved_back, parts_of
+from surefeat.match.large import (
+    _Candidate,
+    _closer,
+    best_parts,
+    cut_part,
+    moved_back,
+    parts_of,
+)
 from surefeat.match.points import match_points
 from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
@@ -55,6 +64,27 @@ def test_a_small_thing_is_found_in_a_large_photo(
     assert (matches.size0, matches.size1) == ((192, 192), (500, 700))
     assert float((matches.points1 - wanted).norm(dim=1).median()) < 0.1 * 96
     assert np.allclose(matches.points0, points0)
+
+
+def test_a_closer_look_is_as_large_as_the_thing_and_where_it_is(
+    model: DenseFeatures, close_up: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From matches in a window of four times its area, in the photo's own pixels."""
+    large, scale = pasted(close_up, side=96, at=(420, 250))
+    window = (400, 190, 591, 381)
+    (f0,), (f1,) = model.extract(close_up), model.extract(cut_part(large, window))
+    steps = torch.arange(9) * 20 + 15.5  # around the middle, 95.5
+    points0 = torch.cartesian_prod(steps, steps)
+    found, same = match_points(f0, f1, points0), torch.ones(81)
+    points1 = (points0 + 0.5) * scale - 0.5 + torch.tensor([20, 60])  # in the window
+    found = replace(
+        found, points1=points1, score=same, margin=same, confidence=same, round_trip=0 * same
+    )
+    monkeypatch.setattr("surefeat.match.large.match_points", lambda *_, **__: found)
+    closer = _closer(model, _Candidate((0, 0, 191, 191), window, f0, f1, 0.0), large)
+    assert closer is not None
+    assert closer.part1 == pytest.approx((420, 250, 515, 345), abs=1)
+    assert closer.features1.frame.original == tuple(cut_part(large, closer.part1).shape[1:])
 
 
 def test_photos_that_are_not_large_are_matched_whole(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,17 @@ def direct_scores(
             row = row / np.linalg.norm(row, axis=1, keepdims=True)
         rows.append(row)
     return np.maximum(rows[0] @ rows[1].T, 0)
+
+
+def test_regions_that_contradict_each_other_score_nothing() -> None:
+    """Opposite descriptors: every inner product is below 0, which is no score."""
+    one = make(0)
+    maps = F.normalize(one.descriptors.abs(), dim=0)
+    there = replace(one, descriptors=maps, lower=F.normalize(one.lower.abs(), dim=0))
+    other = replace(there, descriptors=-maps, lower=-there.lower)
+    given = boxes(8, 2)
+    assert match_regions(there, other, given, given).score.tolist() == [0.0] * 8
+    assert float(match_regions(there, there, given, given).score.min()) > 0.5
 
 
 @pytest.mark.parametrize(

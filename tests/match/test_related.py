@@ -122,6 +122,11 @@ def test_groups_are_joined_by_the_mean_of_all_their_pairs() -> None:
     assert group(chances, threshold=0.5) == ((0, 1), (2, 3), (4,))
     assert group(chances, threshold=0.2) == ((0, 1, 2, 3), (4,))
     assert group(chances, threshold=0.97) == ((0,), (1,), (2,), (3,), (4,))
+    # Three photos that are one group and a fourth like one of them: .43 over the pairs, not .55.
+    sure = {(0, 1): 0.99, (0, 2): 0.98, (1, 2): 0.98}
+    chances = matrix(sure | {(0, 3): 0.2, (1, 3): 0.2, (2, 3): 0.9}, 4)
+    assert group(chances, threshold=0.5) == ((0, 1, 2), (3,))
+    assert group(chances, threshold=0.43) == ((0, 1, 2, 3),)
 
 
 def test_photos_of_a_folder_are_related_and_unreadable_ones_listed(tmp_path: Path) -> None:

@@ -122,11 +122,11 @@ def test_rounds_are_nested_and_have_as_many_images_of_every_class() -> None:
 
 def test_mean_positions_by_hand() -> None:
     # Boxes of 10 x 20 and 40 x 10 pixels, whose outer edges are half a pixel further out.
-    boxes = torch.tensor([[0.0, 0, 9, 19], [100.0, 50, 139, 59]])
-    points = torch.tensor([[[4.5, 9.5], [0.0, 0.0]], [[109.5, 51.5], [7.0, 7.0]]])
-    visible = torch.tensor([[True, False], [True, False]])
+    boxes = torch.tensor([[0.0, 0, 9, 19], [100.0, 50, 139, 59], [0.0, 0, 9, 9]])
+    points = torch.tensor([[[4.5, 9.5], [0, 0]], [[109.5, 51.5], [7, 7]], [[90.0, 90], [8, 8]]])
+    visible = torch.tensor([[True, False], [True, False], [False, False]])
     found = objects(boxes, points, visible)
-    places = mean_positions(found, torch.tensor([0, 1]))
+    places = mean_positions(found, torch.tensor([0, 1, 2]))
     # In shares of the box, from its middle: (0, 0) and (-.25, -.3); what nobody shows is at 0.
     assert torch.allclose(places, torch.tensor([[-0.125, -0.15], [0.0, 0.0]]), atol=1e-6)
     # Of one object alone it is that object's.

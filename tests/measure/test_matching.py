@@ -95,10 +95,14 @@ def test_each_route_by_regions_is_its_public_functions_one_after_the_other(
 def test_the_loss_of_a_true_match_is_one_minus_its_rectified_similarity(
     material: Material, model: Path
 ) -> None:
-    """Point by point; and as sigma predicts it, from the mean of both places' sigmas."""
+    """Point by point; and as sigma predicts it, from the mean of both places' sigmas. Image 1 is
+    said to be of another shape than image 0, and its points lie where they lay."""
     row = build_row(f"mine={model}", init=(), device=CPU)
     store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
-    case = replace(material.cases[0], measures=("nearest",))
+    pair = material.cases[0].pair
+    stretched = (pair.points1 + 0.5) * torch.tensor([3, 2]) - 0.5
+    pair = replace(pair, size1=(2 * SIZE, 3 * SIZE), points1=stretched)
+    case = replace(material.cases[0], measures=("nearest",), pair=pair)
     (record,) = measure([case], row, store, material.pictures, PROTOCOL)
     features0, features1 = (store[key] for key in case.keys)
     actual, predicted = [], []

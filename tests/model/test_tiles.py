@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -82,6 +83,22 @@ def test_a_tile_speaks_in_full_at_the_photo_s_own_edge_and_less_at_a_seam() -> N
     expected = [1.0, *mixed, 3.0]
     row = stitch.joined().uncertainty[0]
     assert row.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_where_tiles_differ_descriptors_lie_between_and_have_unit_length() -> None:
+    """Two tiles of 3 cells in a row of 4, an overlap of 2: weights 2 2 1 and 1 2 2, in halves."""
+    stitch = tiles._Stitch((3, 4), 2)
+    for first, axis in ((0, 0), (1, 1)):
+        one = torch.eye(2)[axis][:, None, None].expand(2, 3, 3)
+        frame = Frame((24, 24), (24, 24))
+        stitch.add(Features(one, torch.ones(3, 3), one, frame, 8), (0, first))
+    joined = stitch.joined()
+    for maps in (joined.descriptors, joined.lower):
+        angles = torch.atan2(maps[1].float(), maps[0].float())[1].tolist()
+        assert angles == pytest.approx(
+            [0, math.atan2(1, 2), math.atan2(2, 1), math.pi / 2], abs=2e-3
+        )
+        assert torch.allclose(maps.float().norm(dim=0), torch.ones(3, 4), atol=2e-3)
 
 
 def test_the_stitched_map_is_that_of_one_pass_away_from_the_seams(

@@ -19,6 +19,7 @@ from surefeat.peers.landmarks import (
     LandmarkConfig,
     Landmarks,
     alignment,
+    by_landmarks,
     cell_places,
     collapsed,
     diversity,
@@ -156,3 +157,27 @@ def test_landmarks_in_one_place_count_as_collapsed() -> None:
     taken = landmark_losses(Landmarks(SMALL), views, views, warp)
     expected = taken["alignment"] + SMALL.diversity * taken["diversity"]
     torch.testing.assert_close(taken["loss"], expected)
+
+
+def test_points_move_with_the_landmarks_in_photos_of_any_shape() -> None:
+    """Maps with one peak each; the spline leads a landmark's place to its place in the other."""
+    peaks = (((1, 1), (8, 2), (2, 7), (7, 8)), ((2, 1), (8, 3), (1, 8), (6, 7)))
+
+    class Peaked:
+        """Ten by ten cells, two pixels of the network's 48 apart, the first centred on 14.5."""
+
+        config, left = SMALL, iter(peaks)
+
+        def __call__(self, images: Tensor) -> Tensor:
+            logits = torch.full((len(images), 4, 10, 10), -99.0)
+            for number, (x, y) in enumerate(next(self.left)):
+                logits[:, number, y, x] = 99.0
+            return logits
+
+    photos = [torch.zeros(3, 96, 192, dtype=torch.uint8), torch.zeros(3, 240, 120).byte()]
+    places = [
+        (torch.tensor(each) * 2 + 14.5 + 0.5) * torch.tensor(size) / 48 - 0.5
+        for each, size in zip(peaks, ((192, 96), (120, 240)), strict=True)
+    ]
+    found = by_landmarks(Peaked(), photos, places[0])  # type: ignore[arg-type]
+    assert torch.allclose(found, places[1], atol=1e-3)

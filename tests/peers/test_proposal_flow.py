@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from surefeat.measure.results import Score, read_result
 from surefeat.measure.rows import RegionPair
 from surefeat.peers.fit import fit_peer
 from surefeat.peers.fitting import load_peer
-from surefeat.peers.hog import RIDGE, describe_boxes, fit_background, hog_cells
+from surefeat.peers.hog import RIDGE, crops, describe_boxes, fit_background, hog_cells
 from surefeat.peers.hyperpixel import gaussian
 from surefeat.peers.proposal_flow import (
     OffsetGrid,
@@ -63,6 +65,45 @@ def test_hog_of_a_ramp_has_one_orientation() -> None:
     assert float(cells[27, 3, 3]) == pytest.approx(0.2357 * 0.2, abs=1e-5)
     back = hog_cells(ramp.flip(-1))[0]
     assert (back.amax((1, 2)) > 1e-6).nonzero()[:2, 0].tolist() == [9, 18]
+
+
+def slow_hog(image: np.ndarray) -> np.ndarray:
+    """Felzenszwalb's features of the one inner cell of (3, 24, 24), pixel by pixel."""
+    counts = np.zeros((3, 3, 18))
+    turns = [(math.cos(n * math.pi / 9), math.sin(n * math.pi / 9)) for n in range(18)]
+    for y, x in product(range(1, 23), range(1, 23)):
+        steps = [(c[y, x + 1] - c[y, x - 1], c[y + 1, x] - c[y - 1, x]) for c in image]
+        dx, dy = max(steps, key=lambda step: math.hypot(*step))
+        best = max(range(18), key=lambda n: dx * turns[n][0] + dy * turns[n][1])
+        for row, column in product(range(3), range(3)):
+            near = [max(0.0, 1 - abs((at + 0.5) / 8 - 0.5 - cell))
+                    for at, cell in ((y, row), (x, column))]  # fmt: skip
+            counts[row, column, best] += near[0] * near[1] * math.hypot(dx, dy)
+    energy = ((counts[..., :9] + counts[..., 9:]) ** 2).sum(-1)
+    corners = [energy[y : y + 2, x : x + 2].sum() for y in (1, 0) for x in (1, 0)]
+    signed = [np.minimum(counts[1, 1] / math.sqrt(corner + 1e-4), 0.2) for corner in corners]
+    unsigned = [
+        np.minimum((counts[1, 1, :9] + counts[1, 1, 9:]) / math.sqrt(corner + 1e-4), 0.2)
+        for corner in corners
+    ]
+    texture = [0.2357 * part.sum() for part in signed]
+    return np.concatenate([sum(signed) / 2, sum(unsigned) / 2, texture])
+
+
+def test_hog_is_that_of_a_loop_over_pixels() -> None:
+    images = torch.rand(2, 3, 24, 24, generator=torch.Generator().manual_seed(0)) * 255
+    for cells, image in zip(hog_cells(images), images, strict=True):
+        assert np.allclose(cells[:, 0, 0], slow_hog(image.double().numpy()), atol=1e-4)
+
+
+def test_a_crop_for_hog_has_an_eighth_around_the_box_on_each_side() -> None:
+    """A box of 32 x 16 pixels becomes 40 x 20: half a pixel, and a quarter, between samples."""
+    ramp = torch.arange(90.0).expand(80, 90)
+    image = torch.stack([ramp, ramp, torch.arange(80.0)[:, None].expand(80, 90)])
+    (cut,) = crops(image, torch.tensor([[20.0, 10.0, 51.0, 25.0]]), side=80)
+    steps = torch.arange(80) + 0.5
+    assert torch.allclose(cut[0, 40], 20 - 0.5 - 4 + steps / 2, atol=1e-3)
+    assert torch.allclose(cut[2, :, 40], 10 - 0.5 - 2 + steps / 4, atol=1e-3)
 
 
 def test_hog_of_a_flat_crop_is_zero_and_moves_with_the_crop() -> None:

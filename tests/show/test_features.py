@@ -77,6 +77,14 @@ def test_confidence_has_one_scale_for_all_images() -> None:
     assert first.get_clim() == second.get_clim() == pytest.approx((1, 10))
 
 
+def test_a_cell_that_is_far_surer_than_all_others_does_not_take_the_whole_scale() -> None:
+    uncertainty = torch.linspace(1.0, 0.5, 2400).reshape(40, 60).clone()
+    uncertainty[20, 30] = 1e-4
+    figure = viz.confidence_map(features(torch.ones(1, 40, 60), uncertainty), blank())
+    low, high = pictures(figure)[1].images[1].get_clim()
+    assert (low, high) == pytest.approx((1, 2), abs=0.1)
+
+
 def test_pca_gives_two_regions_two_colours_shared_by_images() -> None:
     one, other = torch.eye(8)[0], torch.eye(8)[3]
     left = torch.where(torch.arange(9) < 4, 1.0, 0.0).expand(6, 9)

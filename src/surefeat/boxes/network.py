@@ -26,12 +26,7 @@ from surefeat.core.files import (
 )
 from surefeat.core.geometry import box_iou
 from surefeat.model.trunks import Trunk, Vgg16, build_trunk
-from surefeat.model.weights import (
-    load_initial,
-    model_to_start_from,
-    read_weights,
-    stride_in_1x1_of,
-)
+from surefeat.model.weights import load_initial, model_to_start_from, read_weights, stride_in_1x1_of
 
 
 def class_region_scores(

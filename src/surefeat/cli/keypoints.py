@@ -132,6 +132,7 @@ class KeypointsPredict:
     ) -> tuple[KeypointSet, KeypointSet | None, list[Skipped]]:
         """Objects with keypoints; as they were labelled, from a json; photos that were no use."""
         from surefeat.data.keypoints import KeypointSet, read_coco
+        from surefeat.data.sources import photos_of
 
         skipped: list[Skipped] = []
         if len(self.images) == 1 and is_labels(self.images[0]):
@@ -141,7 +142,7 @@ class KeypointsPredict:
             bad = {photo.name for photo in skipped}
             readable = tuple(item for item in labelled.objects if item.name not in bad)
             return objects, replace(labelled, objects=readable), skipped
-        paths = [path for given in self.images for path in _photos(given)]
+        paths = [path for given in self.images for path in photos_of(given)]
         found = detector.predict(
             paths, category=self.category, threshold=self.threshold, skipped=skipped
         )
@@ -171,13 +172,6 @@ def _summary(objects: KeypointSet, labelled: KeypointSet | None, skipped: Sequen
     missed = sum(int((~mine.visible & true.visible).sum()) for mine, true in pairs)
     said += f"; {missed} of {total} left out"
     return f"{said}, {alarms} of {absent} marked that are not there" if absent else said
-
-
-def _photos(given: Path) -> list[Path]:
-    """A photo itself, or the photos of a folder."""
-    from surefeat.data.sources import find_images
-
-    return [Path(item.read.path) for item in find_images(given)] if given.is_dir() else [given]
 
 
 @dataclass(frozen=True)

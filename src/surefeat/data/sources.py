@@ -70,6 +70,11 @@ def find_images(
     return items
 
 
+def photos_of(given: Path) -> list[Path]:
+    """A photo itself, or the photos of a folder."""
+    return [Path(item.read.path) for item in find_images(given)] if given.is_dir() else [given]
+
+
 def check_any_readable(
     items: Sequence[Item], source: str | Path, wanted: str = " ".join(EXTENSIONS)
 ) -> None:

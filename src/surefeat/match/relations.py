@@ -17,7 +17,7 @@ from torch import Tensor
 
 from surefeat.core import progress
 from surefeat.data.decode import Skipped
-from surefeat.data.sources import find_images
+from surefeat.data.sources import photos_of
 from surefeat.match.related import Agreement, Cells, pooled_vector
 from surefeat.match.search import prepare
 from surefeat.model.config import POINT_WEIGHTS
@@ -92,7 +92,7 @@ def _cells_of(
 ) -> tuple[tuple[str, ...], list[Cells], list[Skipped]]:
     """Names and cells of the photos that can be read."""
     given = [images] if isinstance(images, str | Path) else images
-    paths = [path for one in given for path in _photos(Path(one))]
+    paths = [path for one in given for path in photos_of(Path(one))]
     skipped: list[Skipped] = []
     names, cells = [], []
     with progress.bar(total=len(paths), desc="extracting", unit="img", quiet=quiet) as bar:
@@ -108,10 +108,6 @@ def _cells_of(
         why = f" ({skipped[0].reason})" if skipped else ""
         raise ValueError(f"none of {len(paths)} photos can be read{why}; pass others")
     return tuple(names), cells, skipped
-
-
-def _photos(given: Path) -> list[Path]:
-    return [Path(item.read.path) for item in find_images(given)] if given.is_dir() else [given]
 
 
 def group(probability: Tensor, *, threshold: float) -> tuple[tuple[int, ...], ...]:

@@ -222,11 +222,7 @@ def collect(similarity: Tensor, settings: Voting, *, mirrored: float = 0.0) -> V
 
 
 def _binned(
-    votes: Tensor,
-    pose: Pose,
-    grid0: tuple[int, int],
-    grid1: tuple[int, int],
-    blur: float,
+    votes: Tensor, pose: Pose, grid0: tuple[int, int], grid1: tuple[int, int], blur: float
 ) -> PoseVotes:
     """Votes (h0 * w0, h1 * w1) by their offset: target minus where the pose takes the source."""
     linear, first, bins, (high, wide) = _offset_bins(pose, grid0, grid1, votes.device, votes.dtype)

@@ -191,11 +191,7 @@ class Window:
 
 
 def windows(
-    features: Features,
-    *,
-    side: int,
-    overlap: float = 0.5,
-    reliability: Reliability | None = None,
+    features: Features, *, side: int, overlap: float = 0.5, reliability: Reliability | None = None
 ) -> Iterator[Window]:
     """The parts of a stitched map that a network sees at `side`, row by row.
 

@@ -72,12 +72,7 @@ class ScnetConfig:
     not."""
     fit: FitConfig = field(
         default_factory=lambda: FitConfig(
-            steps=6140,
-            batch=8,
-            lr=1e-3,
-            optimiser="sgd",
-            weight_decay=5e-4,
-            checkpoint_every=3000,
+            steps=6140, batch=8, lr=1e-3, optimiser="sgd", weight_decay=5e-4, checkpoint_every=3000
         )
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
@@ -109,15 +108,12 @@ def keypoint_sheet(
     are not missed, and an object is as doubtful as these are on average.
     """
     shown = sorted(objects, key=lambda item: _least_score(item, asked))[:count]
-    rows = math.ceil(len(shown) / _COLUMNS)
     names = dict.fromkeys(f"{k + 1} {part}" for kind in sorted({item.category for item in shown})
                           for k, part in enumerate(categories[kind].keypoints))  # fmt: skip
     label = f"{len(shown)} of {len(objects)} objects, the least sure first.  {'   '.join(names)}"
     lines = textwrap.wrap(label, _LETTERS)
-    figure = style.new_figure(1.95 * rows + 0.2 + 0.16 * len(lines), label)
-    figure.suptitle("\n".join(lines), x=0.005, ha="left", fontsize=9)
-    grid = figure.subplots(rows, _COLUMNS, squeeze=False)
-    style.hide_frames(grid.flat)
+    figure, grid = style.sheet(len(shown), _COLUMNS, row=1.95, top=0.2 + 0.16 * len(lines),
+                               label=label, shown="\n".join(lines))  # fmt: skip
     for axes, item in zip(grid.flat, shown, strict=False):
         style.show(axes, *style.picture(item.read()))
         _mark_object(axes, item, _TINY)
@@ -132,11 +128,7 @@ def keypoint_sheet(
 @rc_context(style.STYLE)
 def photo_sheet(photos: Sequence[ImageLike], notes: Sequence[str], *, label: str) -> Figure:
     """Whole photos in their order, numbered, with a note under each."""
-    rows = math.ceil(len(photos) / _COLUMNS)
-    figure = style.new_figure(1.75 * rows + 0.4, label)
-    figure.suptitle(label, x=0.005, ha="left", fontsize=9)
-    grid = figure.subplots(rows, _COLUMNS, squeeze=False)
-    style.hide_frames(grid.flat)
+    figure, grid = style.sheet(len(photos), _COLUMNS, row=1.75, top=0.4, label=label)
     for number, (axes, photo) in enumerate(zip(grid.flat, photos, strict=False)):
         style.show(axes, *style.picture(photo))
         name = PurePath(photo).name if isinstance(photo, str | PurePath) else ""
@@ -193,16 +185,11 @@ def contact_sheet(
     shown = chosen(selection, count)
     kept = selection.kept()
     dropped = len(selection.candidates) - len(kept)
-    rows = math.ceil(len(shown) / _COLUMNS)
     label = (
         f"{len(kept)} boxes kept (green) and {dropped} dropped (orange), evenly drawn from each, "
         "best score first."
     )
-    figure = style.new_figure(1.75 * rows + 0.4, label)
-    # The file is looked at by itself, where nobody prints the label.
-    figure.suptitle(label, x=0.005, ha="left", fontsize=9)
-    grid = figure.subplots(rows, _COLUMNS, squeeze=False)
-    style.hide_frames(grid.flat)
+    figure, grid = style.sheet(len(shown), _COLUMNS, row=1.75, top=0.4, label=label)
     for axes, candidate in zip(grid.flat, shown, strict=False):
         _draw_candidate(axes, candidate, read(candidate.name))
     return figure

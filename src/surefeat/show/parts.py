@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path, PurePath
 
 from torch import Tensor
@@ -48,15 +47,11 @@ def cut_crop(photo: Tensor, hit: PartHit) -> Tensor:
 def part_sheet(image: ImageLike, result: PartSearch) -> Figure:
     """The part that was asked for, and every hit around its place, the surest first."""
     hits = [hit for hit in result.hits if hit.photo in result.pictures]
-    rows = math.ceil((1 + len(hits)) / _COLUMNS)
     sure = sum((hit.probability or 0.0) > 0.5 for hit in hits)
     fitted = any(hit.probability is not None for hit in hits)
     label = f"The part (first picture) in {len(hits)} of {result.photos:,} photos, the surest first"
     label += f"; {sure} of them probably right." if fitted else "."
-    figure = style.new_figure(2.1 * rows + 0.3, label)
-    figure.suptitle(label, x=0.005, ha="left", fontsize=9)
-    grid = figure.subplots(rows, _COLUMNS, squeeze=False)
-    style.hide_frames(grid.flat)
+    figure, grid = style.sheet(1 + len(hits), _COLUMNS, row=2.1, top=0.3, label=label)
     pixels = load(image)
     whole = (0, 0, pixels.shape[2] - 1, pixels.shape[1] - 1)
     _draw_place(grid[0, 0], pixels, result.point, whole, "asked for", style.PALETTE[1])

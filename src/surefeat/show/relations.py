@@ -38,10 +38,7 @@ def group_sheet(relations: Relations, *, most: int = _COLUMNS) -> Figure:
     rows = [(f"{len(group)} photos", list(group)) for group in groups]
     rows = rows[: _MOST_ROWS - 1] + ([(f"{len(alone)} alone", alone)] if alone else [])
     label = f"{len(relations.names)} photos in {len(groups)} groups; {len(alone)} belong to none."
-    figure = style.new_figure(1.2 * len(rows) + 0.4, label)
-    figure.suptitle(label, x=0.005, ha="left", fontsize=9)
-    grid = figure.subplots(len(rows), most, squeeze=False)
-    style.hide_frames(grid.flat)
+    figure, grid = style.sheet(len(rows) * most, most, row=1.2, top=0.4, label=label)
     for line, (title, numbers) in zip(grid, rows, strict=True):
         for axes, number in zip(line, numbers, strict=False):
             pixels, frame = style.picture(relations.names[number], longest=_THUMBNAIL)

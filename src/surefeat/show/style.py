@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path, PurePath
 from typing import Any
 
+import numpy.typing as npt
 from torch import Tensor
 
 from surefeat.core.files import write_bytes
@@ -118,6 +119,19 @@ def pairs_of_tiles(
         hide_frames(pair)
         tiles.append((pair[0], pair[1]))
     return figure, tiles
+
+
+def sheet(
+    count: int, columns: int, *, row: float, top: float, label: str, shown: str = ""
+) -> tuple[Figure, npt.NDArray[Any]]:
+    """Frameless tiles for `count` pictures, `shown` or the label above them; heights in inches."""
+    rows = math.ceil(count / columns)
+    figure = new_figure(row * rows + top, label)
+    # The file is looked at by itself, where nobody prints the label.
+    figure.suptitle(shown or label, x=0.005, ha="left", fontsize=9)
+    grid: npt.NDArray[Any] = figure.subplots(rows, columns, squeeze=False)
+    hide_frames(grid.flat)
+    return figure, grid
 
 
 def hide_frames(tiles: Iterable[Axes]) -> None:
