@@ -45,6 +45,7 @@ def test_kept_views_are_what_the_frozen_layers_say_of_rendered_photos(config: Co
     kept, _ = views_of(plain)
     (layer,) = kept.maps
     assert layer.dtype == torch.float16
+    assert not layer.requires_grad, "all views' passes would stay in memory"
     count, views = photos_and_views(9, 12)
     assert kept.to_source.shape[:2] == layer.shape[:2] == (count, views)
     again, _ = views_of(plain)

@@ -44,7 +44,6 @@ def photos_and_views(photos: int, total: int) -> tuple[int, int]:
     return used, min(MOST_VIEWS, max(LEAST_VIEWS, total // used // 2 * 2))
 
 
-@torch.no_grad()
 def half_precision(device: torch.device, settings: TrainConfig) -> torch.autocast:
     """Convolutions in bfloat16 where the machine has them: about twice as fast on such a CPU."""
     # The public list of a processor's abilities is younger than the oldest torch we support.
@@ -53,6 +52,7 @@ def half_precision(device: torch.device, settings: TrainConfig) -> torch.autocas
     return torch.autocast(device.type, torch.bfloat16, enabled=settings.amp and able)
 
 
+@torch.no_grad()
 def keep_views(
     model: DenseFeatures, batches: Batches, config: Config, *, quiet: bool = True
 ) -> KeptViews:
