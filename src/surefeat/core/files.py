@@ -109,7 +109,7 @@ def folder_at_once(folder: Path) -> Iterator[Path]:
     """A new folder, whole or not at all: what is put into the one given here takes its place."""
     check_free(folder)
     folder = folder.absolute()
-    part = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.part")
+    part = folder.with_name(f".{folder.name[:40]}.{secrets.token_hex(8)}.part")
     try:
         yield part
         if folder.exists():
