@@ -35,6 +35,7 @@ USUAL: dict[PoseFormat, str] = {
 
 _CANNOT: dict[str, tuple[PoseFormat, ...]] = {
     "boxes": ("deeplabcut", "sleap"),
+    "masks": ("deeplabcut", "sleap", "label-studio", "cvat", "yolo"),
     "names of categories": ("deeplabcut",),
     "hidden parts (they count as visible)": ("deeplabcut", "label-studio"),
     "lines between keypoints": ("deeplabcut", "label-studio", "yolo"),
@@ -182,6 +183,7 @@ def losses(coco: Coco, form: PoseFormat) -> list[str]:
     twins = [kind.flip != make_category(kind.name, kind.keypoints).flip for kind in kinds]
     has = {
         "boxes": any(note.box is not None for note in notes),
+        "masks": any(note.polygons for note in notes),
         "names of categories": any(kind.name not in ("object", "single") for kind in kinds),
         "hidden parts (they count as visible)": any(1 in note.keypoints[2::3] for note in notes),
         "lines between keypoints": any(kind.edges for kind in kinds),
