@@ -103,3 +103,22 @@ def test_the_cells_that_an_index_keeps() -> None:
         assert f"{one['verified']:.1f}" in text
     recall = stored("studies/search.json")["recall"]["numbers"]
     assert f"{100 * recall['recall@10, 32 lists read']:.0f} % with 32" in text
+
+
+def test_small_things_in_large_scenes() -> None:
+    cases = stored("studies/large_scenes.json")["cases"]
+    text = " ".join((ROOT / "docs" / "search.md").read_text().replace("**", "").split())
+    again = [case["match --tiles, same photo"] for case in cases]
+    assert all(one["within 16 px"] == one["points"] for one in again)
+    errors = [one["median error, px"] for one in again]
+    assert f"median errors of {min(errors):.0f} to {max(errors):.0f} px (seen whole: none)" in text
+    assert not any(case["match, seen whole"]["within 16 px"] for case in cases)
+    near = [case["find, same photo"]["distance, px"] <= 16 for case in cases]
+    assert f"the part in {sum(near)} of {len(cases)} within 16 px" in text
+    tiled = [case["match --tiles"] for case in cases]
+    most = [one for one in tiled if 2 * one["within 16 px"] > one["points"]]
+    assert f"finds most points in {len(most)} of {len(cases)}" in text
+    errors = [one["median error, px"] for one in most]
+    assert f"median errors of {min(errors):.0f} to {max(errors):.0f} px) and looks" in text
+    assert all(one["within 16 px"] == 0 for one in tiled if one not in most)
+    assert min(case["find"]["distance, px"] for case in cases) > 16
