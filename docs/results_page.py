@@ -29,6 +29,7 @@ from surefeat.measure.tables import (
     cell,
     control_columns,
     markdown,
+    printed,
     published,
     score_table,
     with_column,
@@ -36,7 +37,7 @@ from surefeat.measure.tables import (
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
-PEERS = ROOT / "docs" / "peers.md"
+PEERS, EVALUATION = ROOT / "docs" / "peers.md", ROOT / "docs" / "evaluation.md"
 FIRST = ROOT / "docs" / "studies" / "first.md"
 """Rows of earlier versions, most of whose weights were not kept: they cannot be measured again."""
 
@@ -241,6 +242,14 @@ def own_way(benchmark: str) -> str:
             table.append([line.title, *cells, ", ".join(said)])
             lines.append(line)
     return linked(table, lines) if lines else AGAIN
+
+
+def example() -> str:
+    """What `surefeat evaluate pairs` prints of the birds."""
+    stored = read("cub-dev/pairs-test-ours@320.json")
+    if stored is None:
+        return AGAIN
+    return f"```\n{printed([stored])}```\n"
 
 
 def costs() -> str:
@@ -453,6 +462,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "training speed": training_speed,
         "parts": stages,
     },
+    EVALUATION: {"example": example},
     PEERS: {**{f"own {name}": partial(own_way, name) for name in PAPERS}, "costs": costs},
     FIRST: {
         **{f"points {name}": partial(points, name, first=True) for name in RULES},

@@ -10,8 +10,10 @@ import pytest
 import torch
 from faults import faults_by_hand, faults_of, settings_of
 from fit_record import FITS, FITTED, made_with
+from mutants import BY_HAND
 from reliability import calibration, halves
 
+import surefeat
 from surefeat.core.files import file_hash
 from surefeat.match.points import matching_text
 from surefeat.match.votes import Voting
@@ -111,3 +113,10 @@ def test_faults_by_hand_are_those_whose_text_stands_there_once(
     ]  # fmt: skip
     assert faults[1].put_into(SOURCE) == SOURCE.replace("min(", "max(")
     assert capsys.readouterr().out.count("stands 0 times, not once") == 2
+
+
+def test_every_fault_of_the_list_can_still_be_put_in(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever changes such a line says what the fault would be now, or takes it out."""
+    faults = faults_by_hand(BY_HAND, Path(surefeat.__file__).parent)
+    assert capsys.readouterr().out == ""
+    assert len(faults) > 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,13 @@ def test_pf_pascal_lists_name_classes_and_count_from_one(tmp_path: Path) -> None
     assert pair.category == "tvmonitor"
     assert pair.points0[0].tolist() == [0.0, 0.0]
     assert pair.points1[0].tolist() == [39.0, 29.0]
+
+
+def test_pf_pascal_takes_points_four_pixels_outside_and_no_further(tmp_path: Path) -> None:
+    for beyond, fine in ((4.4, True), (4.6, False)):  # the last pixel, 40, reaches to 40.5
+        root = pascal(tmp_path, f"{BOTH},20,{40 + beyond};2,1;2,40;3,30;3", header=HEADER)
+        with nullcontext() if fine else pytest.raises(ValueError, match="outside the image"):
+            assert len(load_list(root, "list.csv")) == 1
 
 
 @pytest.mark.parametrize("label", ["0", "21", "cat", "1.0", "01"])

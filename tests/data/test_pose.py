@@ -108,6 +108,21 @@ def test_the_tools_own_libraries_read_what_is_written() -> None:
     assert all(entry["most_pixels_off"] < 0.01 for entry in record.values())
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_masks_come_back_or_are_said_to_be_lost(form: PoseFormat, tmp_path: Path) -> None:
+    ring = (0.5, 0.5, 9.5, 0.5, 9.5, 7.5)
+    first, *others = TRUTH.annotations
+    masked = replace(TRUTH, annotations=(replace(first, polygons=(ring,)), *others))
+    said = write_pose(
+        tmp_path / USUAL[form], masked, form, photo_finder(FILES / "truth.json", None)
+    )
+    again = read_pose(tmp_path / USUAL[form])
+    assert ([note.polygons for note in again.annotations if note.polygons] == [(ring,)]) == (
+        "masks" not in said
+    )
+    assert ("masks" in said) == (form != "coco")
+
+
 @pytest.mark.parametrize("file", [f"{TABLES}Ann.csv", f"{TABLES}Ann.h5"])
 def test_a_table_of_one_animal_has_objects_without_a_name(file: str) -> None:
     content = read_pose(FILES / file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from surefeat.keypoints.head import (
     on_map,
     peaks,
 )
+from surefeat.learn.loop import TrainingStoppedError
 
 
 def test_a_heat_map_is_a_gaussian_around_the_exact_point_cut_at_the_floor() -> None:
@@ -158,6 +160,28 @@ def test_weight_decay_shrinks_what_is_not_learned() -> None:
     for decay in (0.0, 0.5):
         head, _ = learn(0, batches=nothing, steps=1, learning_rate=0.1, weight_decay=decay)
         torch.testing.assert_close(head.conv1.weight, start.conv1.weight * (1 - 0.1 * decay))
+
+
+def test_a_fit_that_ends_in_no_number_is_refused() -> None:
+    def broken(generator: torch.Generator) -> Batch:
+        features, targets, own = a_batch(generator)
+        return features / 0, targets, own
+
+    with pytest.raises(TrainingStoppedError, match=r"the loss is nan.*; lower --learning-rate$"):
+        learn(0, batches=broken, steps=2)
+
+
+def test_ctrl_c_ends_a_fit_after_its_step() -> None:
+    """It promises no checkpoint, as there is none."""
+    shown = []
+
+    def stopped(generator: torch.Generator) -> Batch:
+        shown.append(signal.raise_signal(signal.SIGINT) if len(shown) == 2 else None)
+        return a_batch(generator)
+
+    with pytest.raises(KeyboardInterrupt, match=r"^stopped after step 3$"):
+        learn(0, batches=stopped)
+    assert len(shown) == 3
 
 
 def test_points_are_found_in_the_pixels_of_their_boxes() -> None:

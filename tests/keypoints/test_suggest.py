@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import sets
 import tiny
+from surefeat.data.decode import Place
 from surefeat.data.drawn import write_folder
 from surefeat.data.keypoints import KeypointSet, read_coco
 from surefeat.keypoints import suggest as subject
@@ -326,6 +328,20 @@ def test_a_folder_gets_suggestions_from_what_is_not_labelled(drawn: Path) -> Non
     assert more.covered == pytest.approx(1.0, abs=1e-4)
     with pytest.raises(ValueError, match="at least 1"):
         suggest(drawn, model, count=0)
+
+
+def test_labelled_photos_that_lie_elsewhere_count_as_chosen(drawn: Path, tmp_path: Path) -> None:
+    model, whole = sets.feature_model(), read_coco(drawn / "keypoints.json")
+    best = suggest(drawn, model, count=1).suggestions[0].photo
+    copied = shutil.copy(drawn / best, tmp_path / "apart.png")
+    apart = replace(whole.objects[0], name="apart.png", image=Place(str(copied)))
+    found = suggest(drawn, model, count=9, labels=KeypointSet(whole.categories, (apart,)))
+    assert found.labelled == 1
+    names = [one.photo for one in found.suggestions]
+    assert len(names) == 6
+    assert "apart.png" not in names
+    # Its copy shows nothing that is not labelled already.
+    assert found.suggestions[names.index(best)].gain == pytest.approx(0, abs=1e-3)
 
 
 def test_one_photo_alone_is_suggested(drawn: Path) -> None:

@@ -135,7 +135,7 @@ def test_an_unfinished_run_is_a_model_too(tmp_path: Path, caplog: pytest.LogCapt
 
 def interrupted(times: int) -> None:
     """A step that would take half a minute, with so many Ctrl-C in it."""
-    with stop_requests() as asked:
+    with stop_requests(Run(Path("run"))) as asked:
         for _ in range(times):
             os.kill(os.getpid(), signal.SIGINT)
         assert asked()

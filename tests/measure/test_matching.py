@@ -55,7 +55,8 @@ def test_flow_and_regions_come_from_the_same_matches(material: Material, model: 
 
 
 @pytest.mark.parametrize(
-    ("route", "pooling", "lower_weight"), [("flow", "max", 3.0), ("mean-flow", "mean", 1.0)]
+    ("route", "pooling", "lower_weight"),
+    [("flow", "max", 3.0), ("mean-flow", "mean", 1.0), ("published-flow", "max", 3.0)],
 )
 def test_each_route_by_regions_is_its_public_functions_one_after_the_other(
     material: Material, model: Path, route: Measure, pooling: Pooling, lower_weight: float
@@ -64,7 +65,7 @@ def test_each_route_by_regions_is_its_public_functions_one_after_the_other(
     row = build_row(f"mine={model}", init=(), device=CPU)
     store = FeatureStore(row, material.pictures, material.protocol, device=CPU, limit=1 << 30)
     coarse = replace(PROTOCOL, pooled_cells=1)
-    routes: tuple[Measure, ...] = ("flow", "mean-flow")
+    routes: tuple[Measure, ...] = ("flow", "mean-flow", "published-flow")
     cases = [replace(case, measures=routes) for case in material.cases[:4]]
     apart = dict.fromkeys(routes, 0.0)
     for case, record in zip(
@@ -73,8 +74,9 @@ def test_each_route_by_regions_is_its_public_functions_one_after_the_other(
         frames = [case.frame(coarse.side, i) for i in (0, 1)]
         boxes = [to_square(b, f) for b, f in zip((case.boxes0, case.boxes1), frames, strict=True)]
         matches = match_regions(
-            *(store[key] for key in case.keys), *boxes, pooling=pooling, lower_weight=lower_weight
-        )
+            *(store[key] for key in case.keys), *boxes, pooling=pooling, lower_weight=lower_weight,
+            as_published=route == "published-flow",
+        )  # fmt: skip
         guide = resize(material.pictures[case.keys[0]][None], size=(coarse.side, coarse.side))[0]
         size = (coarse.side, coarse.side)
         field, known = flow_from_regions(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from surefeat.core.geometry import Frame
 from surefeat.match.search import find, prepare
+from surefeat.model import features
 from surefeat.model.config import ModelConfig
 from surefeat.model.features import Features, join_scales
 from surefeat.model.network import DenseFeatures
@@ -123,6 +124,30 @@ def test_the_slower_way_keeps_names_and_order_and_takes_one_image(tmp_path: Path
     assert [one.name for one in seen] == [str(path) for path in paths]
     assert [one.frame.original for one in seen] == [(48, 64), (64, 48), (48, 64)]
     assert len(model.extract(paths[0], longest_side=64, slower=True)) == 1
+    few = model.extract(paths, longest_side=64, slower=True, batch=1)
+    for one, other in zip(few, seen, strict=True):
+        torch.testing.assert_close(one.descriptors, other.descriptors)
+
+
+def test_the_slower_way_holds_no_more_mirrored_images_than_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order = list[str]()
+    for name in ("load", "join_scales"):
+        known = getattr(features, name)
+        noted = lambda given, name=name, known=known: (order.append(name), known(given))[1]  # noqa: E731
+        monkeypatch.setattr(features, name, noted)
+    model = DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).eval()
+    images = [torch.zeros(3, 32, 32, dtype=torch.uint8)] * 5
+    assert len(model.extract(images, longest_side=32, slower=True, batch=2)) == 5
+    two = ["load", "load", "join_scales", "join_scales"]
+    assert order == [*two, *two, "load", "join_scales"]
+
+
+def test_the_slower_way_does_not_pass_over_tiles() -> None:
+    model = DenseFeatures(ModelConfig(trunk="small", head="linear", channels=8)).eval()
+    with pytest.raises(ValueError, match="leave out slower=True or tiles=True"):
+        model.extract(torch.zeros(3, 32, 32, dtype=torch.uint8), slower=True, tiles=True)
 
 
 def test_what_holds_for_one_size_is_not_said_of_several() -> None:

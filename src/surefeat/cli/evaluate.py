@@ -178,7 +178,7 @@ class EvaluateMatching:
 
     def run(self) -> None:
         from surefeat.measure.evaluate import evaluate_rows
-        from surefeat.measure.tables import main_table, markdown, transposed
+        from surefeat.measure.tables import printed
         from surefeat.peers.rows import with_peers
 
         paths = evaluate_rows(
@@ -191,8 +191,7 @@ class EvaluateMatching:
         )  # fmt: skip
         results = _written(paths, to_script=self.json)
         if not self.json:
-            print(f"PCK in percent, within 0.1 by the {results[0]['rule']} rule unless said\n")
-            print(markdown(transposed(main_table(results)), aligned=True))
+            print(printed(results))
 
 
 @dataclass(frozen=True)

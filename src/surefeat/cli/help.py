@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 FIRST = {
@@ -41,6 +42,9 @@ FIRST = {
     "evaluate pascal3d": ("--rows", "--model", "--out", "--images", "--classes"),
 }
 """Of every command with many options, those that are needed first."""
+
+_GROUPS = ("boxes", "keypoints", "evaluate", "peers", "data")
+"""Commands whose second word says which."""
 
 # Where a setting comes from, for who reads the code: the paper, measured, chosen.
 _SOURCES = re.compile(r",? ?\[[PCM][^\]]*\]")
@@ -110,21 +114,18 @@ def mistyped(box: str, argv: Sequence[str]) -> str:
     inside = [line.strip("│").rstrip()[1:] for line in box.splitlines()[1:-1]]
     joined = "\n".join("" if line.startswith("──") else line for line in inside)
     what, *more = [" ".join(part.split()) for part in joined.split("\n\n")]
-    named = re.search(r"surefeat((?: [a-z]\S*)*) --help", more[-1] if more else "")
-    command = " ".join(["surefeat", *_command(argv)] if named is None else [f"surefeat{named[1]}"])
-    if len(command.split()) == 1:
-        command = " ".join(["surefeat", *_command(argv)])
+    unknown = re.search(r"options: ([^, ]+)", what) if "Available subc" in joined else None
+    command = " ".join(["surefeat", *_command(argv, before=unknown and unknown[1])])
     fault = _fault(what, " ".join(more), command)
     if f"--{fault.removeprefix('missing: ')}" in argv:
         fault += ", here without --"
     return f"{fault}; {command} --help says what there is"
 
 
-def _command(argv: Sequence[str]) -> list[str]:
-    """The words that name the command, as far as they do."""
-    grouped = {name.split()[0] for name in FIRST if " " in name}
-    count = 2 if argv[0] in grouped and " ".join(argv[:2]) in FIRST else 1
-    return list(argv[:count]) if argv[0] in grouped | {name.split()[0] for name in FIRST} else []
+def _command(argv: Sequence[str], *, before: str | None) -> list[str]:
+    """The words that name the command, as far as they do: not the one that is none."""
+    words = list(takewhile(lambda word: word != before and word[:1] != "-", argv[:2]))
+    return words[: 2 if argv[0] in _GROUPS else 1]
 
 
 def _fault(what: str, more: str, command: str) -> str:
@@ -139,16 +140,22 @@ def _fault(what: str, more: str, command: str) -> str:
     if wrong := re.match(
         r"invalid choice '(.*)' for argument '(.*)'. Expected one of \((.*)\)", what
     ):
-        return f"{wrong[2]} cannot be {wrong[1]!r}; choose {wrong[3].replace(chr(39), '')}"
+        choices = wrong[3].replace("'", "")
+        return f"{_typed(wrong[2])} cannot be {wrong[1]!r}; choose {choices}"
     if "Missing from" in what:
         flags = re.findall(r"(?<!\S)--[\w.-]+", what)
         return "missing: " + (", ".join(flags) or what.partition(": ")[2].split(" (req")[0])
     if missing := re.match(r"Missing value for argument '(.*?)'", what):
-        name = missing[1].rpartition(".")[2]
-        return f"{missing[1]} needs a value" if missing[1][0] == "-" else f"missing: {name}"
+        name = _typed(missing[1])
+        return f"{name} needs a value" if name[0] == "-" else f"missing: {name}"
     if names := re.match(r"Expected one of \{(.*)\}", what):
         return f"one word is missing; choose {names[1]}"
     return what.rstrip(".")
+
+
+def _typed(argument: str) -> str:
+    """An argument as people know it: an option, or the last part of what.name."""
+    return argument if argument.startswith("-") else argument.rpartition(".")[2]
 
 
 def _unknown(word: str, more: str, command: str) -> str:

@@ -51,9 +51,9 @@ class KeypointsTransfer:
     json: Json = False
 
     def run(self) -> None:
+        from surefeat.core.files import check_free
         from surefeat.data.decode import write_skipped
         from surefeat.data.keypoints import write_coco
-        from surefeat.keypoints.detector import check_free
         from surefeat.keypoints.transfer import transfer
         from surefeat.model.network import DenseFeatures
 

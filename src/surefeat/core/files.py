@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import secrets
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,6 +102,22 @@ def check_free(path: Path) -> None:
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         kind = "folder" if path.is_dir() else "name"
         raise FileExistsError(f"{path} exists already; remove it or pass another {kind}")
+
+
+@contextmanager
+def folder_at_once(folder: Path) -> Iterator[Path]:
+    """A new folder, whole or not at all: what is put into the one given here takes its place."""
+    check_free(folder)
+    folder = folder.absolute()
+    part = folder.with_name(f".{folder.name[:40]}.{secrets.token_hex(8)}.part")
+    try:
+        yield part
+        if folder.exists():
+            folder.rmdir()
+        move(part, folder)
+    except BaseException:  # Ctrl-C too leaves nothing behind
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def check_folder(path: Path) -> None:

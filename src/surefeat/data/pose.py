@@ -9,8 +9,6 @@ nothing heavy at the top: the command line's help reads the names of the formats
 from __future__ import annotations
 
 import re
-import secrets
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,6 +35,7 @@ USUAL: dict[PoseFormat, str] = {
 
 _CANNOT: dict[str, tuple[PoseFormat, ...]] = {
     "boxes": ("deeplabcut", "sleap"),
+    "masks": ("deeplabcut", "sleap", "label-studio", "cvat", "yolo"),
     "names of categories": ("deeplabcut",),
     "hidden parts (they count as visible)": ("deeplabcut", "label-studio"),
     "lines between keypoints": ("deeplabcut", "label-studio", "yolo"),
@@ -184,6 +183,7 @@ def losses(coco: Coco, form: PoseFormat) -> list[str]:
     twins = [kind.flip != make_category(kind.name, kind.keypoints).flip for kind in kinds]
     has = {
         "boxes": any(note.box is not None for note in notes),
+        "masks": any(note.polygons for note in notes),
         "names of categories": any(kind.name not in ("object", "single") for kind in kinds),
         "hidden parts (they count as visible)": any(1 in note.keypoints[2::3] for note in notes),
         "lines between keypoints": any(kind.edges for kind in kinds),
@@ -309,20 +309,12 @@ def _sized(coco: Coco, find: Callable[[str], Item]) -> Coco:
 
 def _write_folder(path: Path, coco: Coco, find: Callable[[str], Item] | None) -> list[str]:
     """YOLO's folder, made beside its place and moved there."""
-    from surefeat.core.files import check_free, move
+    from surefeat.core.files import folder_at_once
     from surefeat.data.yolo import write_yolo
 
     folder = path.parent if path.suffix else path
-    check_free(folder)
-    part = folder.absolute().with_name(f".{folder.absolute().name}.{secrets.token_hex(8)}.part")
-    try:
-        photos = None if find is None else (lambda name: find(name).read)
+    photos = None if find is None else (lambda name: find(name).read)
+    with folder_at_once(folder) as part:
         missing = write_yolo(part / path.name if path.suffix else part, coco, photos)
-        if folder.exists():
-            folder.rmdir()
-        move(part, folder)
-    except BaseException:  # Ctrl-C too leaves nothing behind
-        shutil.rmtree(part, ignore_errors=True)
-        raise
     said = f"{missing} photos that were not copied (put them into {folder / 'images'})"
     return [said] if missing else []

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import secrets
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
@@ -22,10 +20,9 @@ import torch
 from torch import Tensor
 
 from surefeat.core.files import (
-    check_free,
     checked_weights,
+    folder_at_once,
     from_dict,
-    move,
     pack_tensors,
     read_tensors,
     write_model,
@@ -59,7 +56,7 @@ from surefeat.model.features import stack_boxes
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import KeypointTrust, Reliability
 
-__all__ = ["KeypointConfig", "KeypointDetector", "Labelled", "check_free"]
+__all__ = ["KeypointConfig", "KeypointDetector", "Labelled"]
 
 HEAD, SETTINGS = "head.safetensors", "detector.json"
 
@@ -258,15 +255,8 @@ class KeypointDetector:
         tensors = dict(self.head.state_dict())
         if self.examples is not None:
             tensors |= {f"{_EXAMPLES}{k}": v for k, v in vars(self.examples).items()}
-        folder = Path(folder)
-        check_free(folder)
-        part = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.part")
-        try:
+        with folder_at_once(Path(folder)) as part:
             write_model(part / HEAD, tensors, part / SETTINGS, settings)
-            move(part, folder)
-        except BaseException:  # Ctrl-C too leaves nothing behind
-            shutil.rmtree(part, ignore_errors=True)
-            raise
 
     @classmethod
     def load(cls, folder: str | Path, model: DenseFeatures | None = None) -> KeypointDetector:

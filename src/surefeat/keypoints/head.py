@@ -1,4 +1,4 @@
-"""The keypoint head on frozen features: its network, heat maps, loss, peaks, and the one loop.
+"""The keypoint head on frozen features: its network, heat maps, loss, peaks, and how it is fitted.
 
 Convention: cells are those of the feature map, centres at integers (see geometry). One channel per
 keypoint of every category; an object trains and reads the channels of its own category alone.
@@ -7,15 +7,15 @@ keypoint of every category; an object trains and reads the channels of its own c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefeat.core import progress
 from surefeat.core.geometry import out_of_box
 from surefeat.keypoints.config import KeypointConfig
+from surefeat.learn import loop
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Features (B, C, h, w), targets (B, K, h, w) and the channels that count (B, K), on one device."""
@@ -113,29 +113,38 @@ def fit(
     """Train the head by AdamW, its rate falling to 0 along half a cosine -> the loss of each step.
 
     The head is new or from an earlier fit, and left in eval mode; `batches` gives `steps` of them.
-    Detectors are fitted by this, and so is every round of the benchmark. On CUDA products are in
-    bf16; nothing waits for the device before the last step. The same batches give the same weights,
-    bit for bit, on one machine.
+    Detectors are fitted by this, and so is every round of the benchmark: minutes at most, so there
+    is no run folder. On CUDA products are in bf16; nothing waits for the device before the last
+    step. The same batches give the same weights, bit for bit, on one machine.
     """
     device = head.conv2.weight.device
-    on_cuda = device.type == "cuda"
     head.train().to(memory_format=torch.channels_last)
-    optimiser = torch.optim.AdamW(
-        head.parameters(), weight_decay=config.weight_decay, fused=device.type in ("cpu", "cuda")
+    optimiser = loop.make_optimiser(
+        "adamw", [(head.parameters(), config.learning_rate)], weight_decay=config.weight_decay
     )
-    losses = []
-    with torch.backends.cudnn.flags(enabled=True, deterministic=True):
-        bar = progress.bar(batches, total=steps, desc="learning", unit="step", quiet=quiet)
-        for step, (features, targets, own) in enumerate(bar):
-            with torch.autocast(device.type, torch.bfloat16, enabled=on_cuda):
+    losses = list[Tensor]()
+
+    def descended() -> Iterator[loop.Taken]:
+        for step, (features, targets, own) in enumerate(batches):
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 logits = head(features.to(memory_format=torch.channels_last))
             loss = heatmap_loss(logits.float().sigmoid(), targets, own, weight=config.weight)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            for group in optimiser.param_groups:
-                group["lr"] = config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
-            optimiser.step()
+            factor = loop.rate(step, steps, warmup=0, decay="cosine")
+            loop.descend(optimiser, loss, factor=factor)
             losses.append(loss.detach())
+            yield {"loss": losses[-1]}
+
+    schedule = loop.Schedule(steps, log_every=0, checkpoint_every=0)
+    log = loop.Log(device, batch=config.batch, unit="views")
+    with (
+        torch.backends.cudnn.flags(enabled=True, deterministic=True),
+        loop.progress_bar(steps, ("loss",), quiet=quiet) as (report, tick),
+    ):
+        job = loop.Job(
+            head, optimiser, None, schedule, log, advice="lower --learning-rate", report=report,
+            tick=tick,
+        )  # fmt: skip
+        loop.run_steps(job, descended(), fast=False)
     head.eval()
     return torch.stack(losses).tolist() if losses else []
 

@@ -102,19 +102,22 @@ def suggest(
     """Photos (a folder, or photos and folders) -> the `count` whose labels would help most.
 
     labels: what is labelled already (a COCO json, its photos under `images`, default: beside it or
-    in the folder `photos`; or a set): those photos count as chosen. Photos that cannot be read are
-    skipped and listed.
+    in the folder `photos`; or a set): those photos count as chosen, wherever they lie (but in tar
+    shards). Photos that cannot be read are skipped and listed.
     """
     if count < 1:
         raise ValueError(f"count is {count}; suggest at least 1 photo")
     names = photo_names(photos)
     model = model or DenseFeatures.from_pretrained()
     known = read_labels(labels, photos, images) if isinstance(labels, str | Path) else labels
+    # In files of their own; of tar shards single photos cannot be looked at.
+    places = [item.image for item in known.objects] if known else []
+    done = {os.path.realpath(place.path) for place in places if place.size is None}
+    names |= {Path(file): file for file in sorted(done - set(map(os.path.realpath, names)))}
     skipped: list[Skipped] = []
     seen = look(list(names), model, skipped, quiet=quiet)
     if not seen.paths:
         raise ValueError(f"none of {len(names)} photos can be read ({skipped[0].reason})")
-    done = {os.path.realpath(item.image.path) for item in known.objects} if known else set()
     labelled = [row for row, path in enumerate(seen.paths) if os.path.realpath(path) in done]
     place = {path: number for number, path in enumerate(names)}
     skipped.sort(key=lambda one: place[Path(one.name)])

@@ -111,7 +111,8 @@ class Job:
 
     model: nn.Module
     optimiser: torch.optim.Optimizer
-    run: Run
+    run: Run | None
+    """Where the log and checkpoints go; None: of what is done in minutes, nowhere."""
     schedule: Schedule
     log: Log
     advice: str
@@ -134,8 +135,8 @@ def open_job(job: Job) -> Job:
 
     So a resumed run needs no initial weights, and a bad one has a state to go back to.
     """
-    checkpoint = job.run.load_checkpoint()
-    if checkpoint is None:
+    checkpoint = job.run and job.run.load_checkpoint()
+    if not checkpoint:
         save_checkpoint(job)
         return job
     checkpoint.restore(job.model, job.optimiser)
@@ -152,7 +153,7 @@ def run_steps(job: Job, steps: Iterator[Taken], *, fast: bool) -> Progress:
     """
     job.log.since, first = time.perf_counter(), job.progress.step
     _tick(job)
-    with stop_requests() as stop_requested, fast_arithmetic(enabled=fast):
+    with stop_requests(job.run) as stop_requested, fast_arithmetic(enabled=fast):
         for taken in steps:
             job.log.add(taken)
             job.progress.step += 1
@@ -181,10 +182,8 @@ def _say_how_long(job: Job, seconds: float) -> None:
     left = seconds * len(job.todo())
     if job.log.device.type == "cpu" and job.log.part.rank == 0 and left > _LONG:
         took = f"{left / 60:.0f} minutes" if left < 7200 else f"{left / 3600:.0f} hours"
-        _LOG.warning(
-            "a step takes %.1f s here, all of them about %s; Ctrl-C stops, --resume goes on, fewer "
-            "--steps are sooner done", seconds, took,
-        )  # fmt: skip
+        fix = "; Ctrl-C stops, --resume goes on, fewer --steps are sooner done" if job.run else ""
+        _LOG.warning("a step takes %.1f s here, all of them about %s%s", seconds, took, fix)
 
 
 def log_and_check(job: Job, taken: Taken) -> Values:
@@ -198,7 +197,8 @@ def log_and_check(job: Job, taken: Taken) -> Values:
     if job.check and job.schedule.checks(job.progress.step):
         values |= job.check()
     if job.log.part.rank == 0 and due:
-        job.run.log(job.progress.step, values)
+        if job.run:
+            job.run.log(job.progress.step, values)
         if job.report:
             job.report(job.progress.step, values)
     return values
@@ -213,10 +213,12 @@ def refuse_bad(job: Job, values: Values) -> None:
     if not math.isfinite(values["loss"]) or not finite:
         state = "" if finite else "not "
         reason = f"the loss is {values['loss']:.3g}, weights are {state}finite; {job.advice}"
-    if reason:
+    if reason and job.run:
         # Another machine's processes may see no folder of the run.
         kept = [path.name for path in job.run.checkpoints()] or ["not here"]
-        raise TrainingStoppedError(f"{reason}; the last good checkpoint is {kept[-1]}")
+        reason += f"; the last good checkpoint is {kept[-1]}"
+    if reason:
+        raise TrainingStoppedError(reason)
 
 
 def save_if_due(job: Job, values: Values, *, asked: bool) -> bool:
@@ -228,13 +230,14 @@ def save_if_due(job: Job, values: Values, *, asked: bool) -> bool:
     if job.schedule.saves(step) or level or asked:
         save_checkpoint(job)
     if asked and not level:
-        raise KeyboardInterrupt(f"stopped after step {step}; checkpoint saved; --resume goes on")
+        kept = "; checkpoint saved; --resume goes on" if job.run else ""
+        raise KeyboardInterrupt(f"stopped after step {step}{kept}")
     return level
 
 
 def save_checkpoint(job: Job) -> None:
     """Write a checkpoint, from one process; `refuse_bad` has looked at the state before."""
-    if job.log.part.rank == 0:
+    if job.run and job.log.part.rank == 0:
         tensors = state_tensors(job.model, job.optimiser)
         job.run.save_checkpoint(Checkpoint(job.progress.step, tensors, vars(job.progress)))
 
@@ -251,7 +254,7 @@ def told_to_stop(job: Job, *, asked: bool) -> bool:
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
+def stop_requests(run: Run | None = None) -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM are noted; the loop ends after its current step.
 
     A second one, or a step that has not ended after some seconds, ends it at once.
@@ -260,9 +263,8 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
 
     def note(number: int, _: object) -> None:
         if asked:
-            raise KeyboardInterrupt(
-                "stopped within a step; --resume goes on from the last checkpoint"
-            )
+            kept = "; --resume goes on from the last checkpoint" if run else ""
+            raise KeyboardInterrupt(f"stopped within a step{kept}")
         asked.append(number)
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
@@ -400,7 +402,7 @@ def make_optimiser(
         return torch.optim.Adagrad(groups, weight_decay=weight_decay)
     if kind == "sgd":
         return torch.optim.SGD(groups, momentum=0.9, weight_decay=weight_decay)
-    fused = groups[0]["params"][0].device.type == "cuda"
+    fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
     return torch.optim.AdamW(groups, weight_decay=weight_decay, fused=fused)
 
 

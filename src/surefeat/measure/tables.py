@@ -162,6 +162,12 @@ def main_table(results: Sequence[Result]) -> Table:
     return _with_controls(results, columns | control_columns(rule))
 
 
+def printed(results: Sequence[Result]) -> str:
+    """One benchmark as a terminal shows it."""
+    head = f"PCK in percent, within 0.1 by the {results[0]['rule']} rule unless said"
+    return f"{head}\n\n{markdown(transposed(main_table(results)), aligned=True)}"
+
+
 def route_table(results: Sequence[Result]) -> Table:
     """One benchmark: PCK@0.1 by its own rule and every route, and what is published."""
     rule = results[0]["rule"]

@@ -347,16 +347,25 @@ def stack_points(points: object) -> Tensor:
     return tensor
 
 
+def slower_sides(longest_side: int) -> tuple[int, int]:
+    """The longest sides at which the slower way sees an image, network pixels."""
+    return longest_side, longest_side * 7 // 5
+
+
 def extract_slowly(
-    model: DenseFeatures, images: Sequence[ImageLike], *, longest_side: int
+    model: DenseFeatures, images: Sequence[ImageLike], *, longest_side: int, batch: int
 ) -> list[Features]:
-    """Images seen at a longest side and 1.4 times as large, each as it is and mirrored, joined."""
-    turned = [load(image).flip(-1) for image in images]
-    parts = []
-    for side in (longest_side, longest_side * 7 // 5):
-        parts.append(model.extract(images, longest_side=side))
-        parts.append([turn(one) for one in model.extract(turned, longest_side=side)])
-    return [join_scales(each) for each in zip(*parts, strict=True)]
+    """Images seen at two sides, each as it is and mirrored, joined."""
+    done = list[Features]()
+    for start in range(0, len(images), batch):  # so few are held in memory, mirrored
+        some, parts = images[start : start + batch], []
+        turned = [load(image).flip(-1) for image in some]
+        for side in slower_sides(longest_side):
+            parts.append(model.extract(some, longest_side=side, batch=batch))
+            mirrored = model.extract(turned, longest_side=side, batch=batch)
+            parts.append([turn(one) for one in mirrored])
+        done += [join_scales(each) for each in zip(*parts, strict=True)]
+    return done
 
 
 def turn(features: Features) -> Features:

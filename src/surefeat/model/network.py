@@ -227,8 +227,12 @@ class DenseFeatures(nn.Module):
         or two better in eight times the time, without probabilities.
         """
         side = self._side(longest_side, batch=batch)
+        if slower and tiles:
+            raise ValueError(
+                "tiles are seen once, as they are; leave out slower=True or tiles=True"
+            )
         if slower:
-            return extract_slowly(self, list(_each_image(images)), longest_side=side)
+            return extract_slowly(self, list(_each_image(images)), longest_side=side, batch=batch)
         done: dict[int, Features] = {}
         waiting: dict[tuple[int, int], list[tuple[int, Tensor, Frame, str]]] = {}
         for index, image in enumerate(_each_image(images)):

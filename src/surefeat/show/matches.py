@@ -22,7 +22,7 @@ from surefeat.match.proposals import propose
 from surefeat.match.regions import RegionMatches, match_regions
 from surefeat.match.votes import Voting
 from surefeat.model.config import REGION_WEIGHTS, SHIPPED
-from surefeat.model.features import stack_points
+from surefeat.model.features import slower_sides, stack_points
 from surefeat.model.network import DenseFeatures
 from surefeat.show import match_page, style
 from surefeat.show.features import confidence_map
@@ -316,7 +316,8 @@ def _every_pixel(
 
 def _seen(side: int, *, slower: bool) -> str:
     """How the network saw the photos."""
-    return f"{side} and {side * 7 // 5} px, mirrored too" if slower else f"{side} px"
+    sides = slower_sides(side) if slower else (side,)
+    return f"{' and '.join(map(str, sides))} px{', mirrored too' if slower else ''}"
 
 
 def _settings(
