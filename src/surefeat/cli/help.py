@@ -111,9 +111,8 @@ def mistyped(box: str, argv: Sequence[str]) -> str:
     joined = "\n".join("" if line.startswith("──") else line for line in inside)
     what, *more = [" ".join(part.split()) for part in joined.split("\n\n")]
     named = re.search(r"surefeat((?: [a-z]\S*)*) --help", more[-1] if more else "")
-    command = " ".join(["surefeat", *_command(argv)] if named is None else [f"surefeat{named[1]}"])
-    if len(command.split()) == 1:
-        command = " ".join(["surefeat", *_command(argv)])
+    words = _command(argv)[: -1 if "Available subcommands" in " ".join(more) else None]
+    command = f"surefeat{named[1]}" if named and named[1] else " ".join(["surefeat", *words])
     fault = _fault(what, " ".join(more), command)
     if f"--{fault.removeprefix('missing: ')}" in argv:
         fault += ", here without --"
@@ -122,9 +121,9 @@ def mistyped(box: str, argv: Sequence[str]) -> str:
 
 def _command(argv: Sequence[str]) -> list[str]:
     """The words that name the command, as far as they do."""
-    grouped = {name.split()[0] for name in FIRST if " " in name}
-    count = 2 if argv[0] in grouped and " ".join(argv[:2]) in FIRST else 1
-    return list(argv[:count]) if argv[0] in grouped | {name.split()[0] for name in FIRST} else []
+    grouped = {"data"} | {name.split()[0] for name in FIRST if " " in name}
+    words = argv[: 2 if argv[0] in grouped else 1]
+    return [word for word in words if re.fullmatch(r"[a-z][a-z0-9-]*", word)]
 
 
 def _fault(what: str, more: str, command: str) -> str:
@@ -134,21 +133,38 @@ def _fault(what: str, more: str, command: str) -> str:
     if wrong := re.match(r"Error parsing (\S+): .*?(\[.*?\]|'[^']*')\.?(?: Got|$)", what):
         given = " ".join(re.findall(r"'([^']*)'", wrong[2]))
         about = re.search(rf"{re.escape(wrong[1])} (.*?)(?: \(default|$)", more)
-        takes = f" ({_SOURCES.sub('', _plain(about[1]))})" if about else ""
+        takes = f" ({_SOURCES.sub('', _without_type(about[1]))})" if about else ""
         return f"{wrong[1]} cannot be {given!r}{takes}"
     if wrong := re.match(
         r"invalid choice '(.*)' for argument '(.*)'. Expected one of \((.*)\)", what
     ):
-        return f"{wrong[2]} cannot be {wrong[1]!r}; choose {wrong[3].replace(chr(39), '')}"
+        names = wrong[3].replace("'", "").split(", ")
+        if "None" in names:  # of a set, in any order
+            names = sorted(name for name in names if name != "None")
+        what = wrong[2].removeprefix("what.")
+        return f"{what} cannot be {wrong[1]!r}; choose {', '.join(names)}"
     if "Missing from" in what:
-        flags = re.findall(r"(?<!\S)--[\w.-]+", what)
-        return "missing: " + (", ".join(flags) or what.partition(": ")[2].split(" (req")[0])
+        entries = what.partition(": ")[2].split(" (required)")[:-1]
+        return f"missing: {' and '.join(_wanted(entry.strip()) for entry in entries)}"
     if missing := re.match(r"Missing value for argument '(.*?)'", what):
         name = missing[1].rpartition(".")[2]
         return f"{missing[1]} needs a value" if missing[1][0] == "-" else f"missing: {name}"
     if names := re.match(r"Expected one of \{(.*)\}", what):
         return f"one word is missing; choose {names[1]}"
     return what.rstrip(".")
+
+
+def _wanted(entry: str) -> str:
+    """What is missing: a flag, or what an argument means."""
+    if entry.startswith("-"):
+        return entry.split()[0]
+    choices = re.match(r"\{(\S+)\}", entry)
+    return f"one of {choices[1]}" if choices else _without_type(entry)
+
+
+def _without_type(about: str) -> str:
+    """[INT [INT ...]] Sides of it. -> Sides of it"""
+    return re.sub(r"^(?:(?:PATH|NAME|N|X|\.\.\.) )+", "", _plain(about)).rstrip(".")
 
 
 def _unknown(word: str, more: str, command: str) -> str:

@@ -323,13 +323,15 @@ def by_flag(settings: Any, above: str = "") -> dict[str, Any]:
 
 
 def check_settings(
-    settings: Any, *, least: Mapping[str, float] | None = None, most: Mapping[str, float]
-) -> None:
+    settings: Any, *, least: Mapping[str, float] | None = None, most: Mapping[str, float],
+    above: str = "",
+) -> None:  # fmt: skip
     """Refuse numbers that cannot work, by their flag: NaN, infinity, what is beyond its bounds.
 
-    No number of ours may be negative; least: where 0 is too little, and no number at all.
+    No number of ours may be negative; least: where 0 is too little, and no number at all. above:
+    what all flags begin with.
     """
-    for flag, value in by_flag(settings).items():
+    for flag, value in by_flag(settings, above).items():
         low, high = (least or {}).get(flag, 0), most.get(flag, math.inf)
         several = isinstance(value, tuple)
         if several and not value and flag in (least or {}):

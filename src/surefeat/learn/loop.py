@@ -183,7 +183,7 @@ def _say_how_long(job: Job, seconds: float) -> None:
         took = f"{left / 60:.0f} minutes" if left < 7200 else f"{left / 3600:.0f} hours"
         _LOG.warning(
             "a step takes %.1f s here, all of them about %s; Ctrl-C stops, --resume goes on, fewer "
-            "--steps are sooner done", seconds, took,
+            "steps are sooner done", seconds, took,
         )  # fmt: skip
 
 

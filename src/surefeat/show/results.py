@@ -123,7 +123,6 @@ _CONTROLS = (
 def write_results(folder: Path, out: Path) -> Path:
     """Tables and figures of all matching results in a folder; returns OUT/index.html."""
     sections, text = [], [_MAIN]
-    out.mkdir(parents=True, exist_ok=True)
     for (benchmark, split), results in tables.groups(tables.read_results(folder)).items():
         title = f"{benchmark} {split}"
         figures = [pck_figure(results)]
