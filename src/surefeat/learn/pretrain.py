@@ -226,15 +226,9 @@ class Pictures:
 
 
 def load_pictures(
-    items: Sequence[Item],
-    config: DataConfig,
-    *,
-    memory: Memory,
-    seed: int,
-    device: torch.device,
-    overfit: int = 0,
-    quiet: bool = True,
-) -> Pictures:
+    items: Sequence[Item], config: DataConfig, *, memory: Memory, seed: int, device: torch.device,
+    overfit: int = 0, quiet: bool = True,
+) -> Pictures:  # fmt: skip
     """Split, decode and place the images of a run; `overfit` keeps only so many, none held out."""
     held = 0 if overfit else config.held_out
     learn, apart = split(items[: overfit or None], held_out=held, seed=seed)
