@@ -135,16 +135,9 @@ def pretrain(
 
 
 def _learn(
-    model: DenseFeatures,
-    pictures: Pictures,
-    run: Run,
-    config: Config,
-    *,
-    init: str,
-    shown: Shown,
-    part: Part,
-    overfit: bool,
-) -> Pretrained:
+    model: DenseFeatures, pictures: Pictures, run: Run, config: Config, *, init: str, shown: Shown,
+    part: Part, overfit: bool,
+) -> Pretrained:  # fmt: skip
     """Look at the model as it is, train it, look again."""
     apart = pictures.held_out
 
@@ -298,16 +291,10 @@ def _list(run: Run, pictures: Pictures, items: Sequence[Item]) -> None:
 
 
 def train(
-    model: DenseFeatures,
-    batches: Feed,
-    run: Run,
-    config: Config,
-    *,
-    part: Part | None = None,
-    check: Callable[[DenseFeatures], loop.Values] | None = None,
-    shown: Shown | None = None,
+    model: DenseFeatures, batches: Feed, run: Run, config: Config, *, part: Part | None = None,
+    check: Callable[[DenseFeatures], loop.Values] | None = None, shown: Shown | None = None,
     overfit: bool = False,
-) -> loop.Progress:
+) -> loop.Progress:  # fmt: skip
     """Train until the last step or a plateau, continuing from the newest checkpoint if any.
 
     check: label-free check, called every `check_every` steps; shown: of `loop.progress_bar`;
