@@ -121,7 +121,7 @@ def read_json(path: Path) -> dict[str, Any]:
         if not isinstance(values, dict):
             raise ValueError("values without names")
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}); put back a copy of it") from error
+        raise ValueError(f"{path} is damaged ({error}); remove it, or put back a copy") from error
     return values
 
 
