@@ -84,10 +84,7 @@ def print_help(argv: Sequence[str], parse: Callable[[], object]) -> None:
     text.seek(0)
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     columns = min(_WIDEST, shutil.get_terminal_size().columns)
-    try:
-        print(rewritten(text.read(), command, columns=columns), flush=True)
-    except BrokenPipeError:  # somebody had read enough: `surefeat pretrain --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(rewritten(text.read(), command, columns=columns), flush=True)
     sys.exit(code)
 
 

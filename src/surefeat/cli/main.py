@@ -6,6 +6,7 @@ Help must come in under half a second, so nothing here imports torch at the top.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
@@ -336,15 +337,19 @@ def main(argv: list[str] | None = None) -> None:
     def parse() -> Any:
         return tyro.cli(_commands(argv), args=argv, prog="surefeat", description=_ABOUT)
 
-    if {"-h", "--help"} & set(argv):
-        print_help(argv, parse)
     try:
+        if {"-h", "--help"} & set(argv):
+            print_help(argv, parse)
         command = parse_or_say(argv, parse)
         refuse_numbers(command, argv)
         getattr(command, "what", command).run()  # of a group like `boxes`, what was asked for
+        sys.stdout.flush()
     except KeyboardInterrupt as stop:
         say_aside(f"surefeat: {str(stop) or 'stopped'}")
         sys.exit(130)
+    except BrokenPipeError:  # somebody had read enough: `surefeat peers list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
         if "-X" in sys.orig_argv or logging.getLogger().isEnabledFor(logging.DEBUG):
             raise
