@@ -83,7 +83,7 @@ def train(names: Sequence[str], options: argparse.Namespace) -> None:
         pretrain(
             options.images, out=options.out / name, config=config, init=init, quiet=True,
             keep=without(keep, options.without, options.out / f"{name}.txt"),
-            crop=crop, context=0.0, **find,
+            crop=crop, context=0.0 if crop else None, **find,
         )  # fmt: skip
         print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
 

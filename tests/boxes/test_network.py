@@ -93,6 +93,14 @@ def test_a_saved_detector_comes_back(tmp_path: Path) -> None:
         Detector.load(tmp_path / "nowhere")
 
 
+def test_a_detector_with_nan_is_refused(tmp_path: Path) -> None:
+    detector = Detector(SMALL, ("cat", "dog"))
+    torch.nn.init.constant_(detector.fc7.weight, math.nan)
+    detector.save(tmp_path)
+    with pytest.raises(ValueError, match=r"fc7\.weight holds NaN or infinite numbers"):
+        Detector.load(tmp_path, device="cpu")
+
+
 def test_vgg16_brings_its_own_hidden_layers_where_they_fit(tmp_path: Path) -> None:
     torch.manual_seed(1)
     state = dict(Vgg16(conv5=True).state_dict())

@@ -78,27 +78,38 @@ def test_a_page_without_boxes_is_left_as_it_is() -> None:
     assert rewritten("usage: x\n\n options\n", "match", columns=80) == "usage: x\n\n options\n"
 
 
-def test_reading_only_the_start_of_a_page_is_no_error() -> None:
-    command = f"{sys.executable} -m surefeat pretrain --help | head -1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("usage:")
-    assert done.stderr == ""
+@pytest.mark.parametrize(("command", "start"), [("pretrain --help", "usage:"),
+                                                ("peers list", "hyperpixel-flow")])  # fmt: skip
+def test_reading_only_the_start_of_a_page_is_no_error(command: str, start: str) -> None:
+    """Whether the page is longer than what waits in the pipe, or is written at the end alone."""
+    for unbuffered in ("", "-u"):
+        line = f"{sys.executable} {unbuffered} -m surefeat {command} | head -1"
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith(start)
+        assert done.stderr == ""
 
 
 MISTYPED = {
     "match a.jpg b.jpg --cuont 3": "there is no option --cuont; perhaps --count",
-    "match a.jpg b.jpg --count three": "--count cannot be 'three' (N How many points",
+    "match a.jpg b.jpg --count three": "--count cannot be 'three' (How many points",
     "match a.jpg b.jpg --side 64 x": "'x' is one too many",
     "match a.jpg b.jpg c.jpg": "'c.jpg' is one too many",
     "match a.jpg b.jpg --model": "--model needs a value",
-    "match a.jpg": "missing: PATH Photo B.",
-    "match a.jpg --cuont 3": "missing: image1",
+    "match a.jpg": "missing: Photo B;",
+    "match a.jpg --cuont 3": "missing: Photo B;",
+    "match": "missing: Photo A and Photo B;",
+    "boxes fit": "missing: Folder with one folder per category, or any source of images with",
+    "data show": "missing: one of pf-pascal,pf-willow,spair,pairs and Folder of the benchmark",
+    "data get x": "name cannot be 'x'; choose pf-pascal, pf-willow, spair, pascal3d",
+    "demo --port x": "--port cannot be 'x' (Local port);",
+    "evaluate pairs a.csv --inputs x": "--inputs cannot be 'x' (Sides at which",
+    "keypoints convert a b --to x": "--to cannot be 'x'; choose coco, cvat, deeplabcut, label-",
     "pretrain photos": "missing: --out",
     "pretrain photos --out x --preset quik": "--preset cannot be 'quik'; choose auto, ours, quick",
     "pretrain photos --out x --train.decay x": "--train.decay cannot be 'x'; choose constant",
-    "boxes fit photos --out x --learn.epochs x": "--learn.epochs cannot be 'x' (N Passes",
+    "boxes fit photos --out x --learn.epochs x": "--learn.epochs cannot be 'x' (Passes",
     "data synthetic --out x": "missing: out, here without --",
-    "data synthetic x --size x": "--size cannot be 'x' (N Side",
+    "data synthetic x --size x": "--size cannot be 'x' (Side",
     "data get spair-71k": "name cannot be 'spair-71k'; choose pf-pascal, pf-willow, spair",
     "evaluate parts --out x": "there is no option --out",
     "relate photos --foo": "there is no option --foo",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import shutil
 import sqlite3
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 import sets
 import tiny
 from surefeat.cli.main import main
+from surefeat.cli.output import in_a_line
 from surefeat.data.coco import read_annotations
 from surefeat.data.decode import SourceError
 from surefeat.data.pairs import load_pairs
@@ -164,7 +166,7 @@ def test_a_damaged_file_of_proposals_is_one_line(tmp_path: Path, change: str) ->
     with store:
         store.execute(change)
     store.close()
-    with pytest.raises(ValueError, match="remove it and run again"):
+    with pytest.raises(ValueError, match="remove it"):
         read_proposals(file)
 
 
@@ -232,13 +234,70 @@ def test_match_refuses_options_that_cannot_work(
     "options",
     ["--train.lr nan", "--train.lr -1", "--train.head-lr inf", "--loss.ignore-radius nan",
      "--warp.zoom 0 0", "--warp.rotation nan", "--model.sigma-floor 2", "--data.workers -1",
-     "--steps -1", "--context nan", "--overfit -1"],
+     "--steps -1", "--context nan", "--overfit -1", "--warp.zoom 2 1", "--data.side 99999999",
+     "--data.workers 100000000", "--train.seed 99999999999999999999", "--train.kept-views 100",
+     "--train.batch 2000000000", "--categories bird", "--context 0.1"],
 )  # fmt: skip
 def test_pretrain_refuses_numbers_that_cannot_work(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str
 ) -> None:
     start = f"pretrain {photos} --out {tmp_path / 'run'} --preset small --init none --device cpu"
-    assert options.split()[0].strip("-").split(".")[-1] in refused(f"{start} {options}", capsys)
+    name = options.split()[0].strip("-").split(".")[-1].replace("kept-views", "views can be kept")
+    assert name in refused(f"{start} {options}", capsys)
+    assert not (tmp_path / "run").exists()
+
+
+SMALL = "boxes fit {photos}/keypoints.json --out {out} --init none --detector.trunk small"
+
+REFUSED = {
+    "match {a} {a} --model {model} --out {out} --count 99999999999999999999": "--count is 9999",
+    "match {a} {a} --model {model} --out {out}%s" % (300 * "x"): "is too long a name for the disk",
+    "keypoints fit {photos}/keypoints.json --model {model} --out {out} --seed -1": "--seed is -1",
+    "keypoints transfer {photos}/keypoints.json {photos} --out {out} --sure 7": "--sure is 7; ",
+    "keypoints transfer {photos}/keypoints.json {photos} --out {out} --sure nan": "--sure is nan",
+    "evaluate self {photos} --model {model} --seed -1": "--seed is -1; use at least 0",
+    "evaluate parts --model {model} --seed -1": "--seed is -1; use at least 0",
+    "evaluate tables {photos} --out {out}": "holds no matching results",
+    "evaluate pairs {pairs} --model {model} --out {out} --inputs 0": "--inputs is 0; use 16 to",
+    "evaluate pairs {pairs} --model {model} --out {out} --side 1000000": "--side is 1000000; use",
+    "data synthetic {out} --size 0": "size 0 is too small",
+    "data synthetic {out} --seed -1": "--seed is -1; use at least 0",
+    "data show pairs {pairs} --out {photos}": "{photos} is a folder where a file has to be",
+    "index {photos} --model {model} --out {out} --workers 0": "workers is 0; use at least 1",
+    "extract {photos} --model {model} --out {out} --shard 4": "--shard is for tables of cells",
+    "extract {photos} --out {out} --format parquet --shard 0": "shard is 0; use at least 1",
+    f"{SMALL} --detector.trunk nonsense": "unknown trunk 'nonsense'",
+    f"{SMALL} --detector.tap nonsense": "small has no layer 'nonsense'",
+    f"{SMALL} --init typo": "no weights at typo",
+    f"{SMALL} --detector.hidden 2000000000": "--detector.hidden is 2000000000; use at most",
+    f"{SMALL} --learn.scales 2000000000": "--learn.scales is 2000000000; use at most 4096",
+    f"{SMALL} --proposals-file {{a}}": "remove it, or pass another file",
+    "boxes propose {photos}/keypoints.json --file {photos}": "is a folder where a file has to be",
+    "boxes propose {photos}/keypoints.json --file {out} --proposals.blur 1e30": "--proposals.blur",
+    "boxes propose {photos}/keypoints.json --file {out} --proposals.count 0": "--proposals.count",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_cannot_be_done_is_one_line_with_the_fix_and_leaves_nothing(
+    photos: Path, model_folder: Path, listed: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], command: str,
+) -> None:  # fmt: skip
+    names = {"photos": photos, "model": model_folder, "out": tmp_path / "out", "pairs": listed,
+             "a": min(photos.glob("*.png"))}  # fmt: skip
+    assert REFUSED[command].format(**names) in refused(command.format(**names), capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_is_short_is_said_in_plain_words() -> None:
+    for error in (MemoryError(), RuntimeError("[enforce fail] can't allocate memory: you tried"),
+                  RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")):  # fmt: skip
+        assert in_a_line(error).startswith("there is not enough memory for this; lower sides")
+
+
+def test_a_full_disk_is_said_with_the_file_and_the_fix() -> None:
+    error = OSError(errno.ENOSPC, "No space left on device", "a/model.json")
+    assert in_a_line(error).startswith("a/model.json cannot be written, the disk is full; free")
 
 
 @pytest.mark.parametrize(

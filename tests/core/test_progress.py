@@ -68,6 +68,19 @@ def test_a_log_says_nothing_twice(monkeypatch: pytest.MonkeyPatch, clock: list[f
     assert len(lines) == len(set(lines)) == 2
 
 
+def test_bars_below_each_other_leave_no_signs_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    log = Stream(terminal=False)
+    monkeypatch.setattr(sys, "stderr", log)
+    with bar(desc="training", total=2) as outer:
+        counted(clock, 130)
+        outer.update(2)
+    assert log.getvalue().isprintable() or log.getvalue().replace("\n", "").isprintable()
+    lines = log.getvalue().splitlines()
+    assert len(lines) == len(set(lines)) == 4
+
+
 def test_a_terminal_sees_one_line_that_moves(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:

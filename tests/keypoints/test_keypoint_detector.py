@@ -148,6 +148,15 @@ def test_a_detector_loads_without_its_data_and_finds_the_same(
         detector.save(tmp_path / "parts")
 
 
+def test_a_detector_with_nan_is_refused(small: DenseFeatures, photos: Path, tmp_path: Path) -> None:
+    detector = KeypointDetector.fit(small, photos, config=QUICK)
+    with torch.no_grad():
+        detector.head.conv1.weight[0, 0] = torch.nan
+    detector.save(tmp_path / "parts")
+    with pytest.raises(ValueError, match=r"conv1\.weight holds NaN or infinite numbers"):
+        KeypointDetector.load(tmp_path / "parts", small)
+
+
 def test_another_feature_model_or_a_damaged_folder_is_refused(
     small: DenseFeatures, photos: Path, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from surefeat.data.decode import Batches, Part, batch_indices
 from surefeat.learn.config import Config
 from surefeat.learn.kept import KeptViews, keep_views, kept_losses, photos_and_views
 from surefeat.learn.loss import held_steps, loss_of_maps, step_draws
-from surefeat.learn.pretrain import _kept_views, pretrain
+from surefeat.learn.pretrain import _check_kept, pretrain
 from surefeat.learn.warp import shared_points
 from surefeat.model.config import HeadKind, Trained
 from tiny import CPU, canvas, images, same_bits, small_model, tiny, weights
@@ -137,9 +137,10 @@ def test_views_are_kept_only_where_the_layers_below_do_not_learn(
     everything = replace(config, train=replace(config.train, trained="all"))
     with pytest.raises(ValueError, match=r"--train\.trained head, or --train\.kept-views 0"):
         pretrain(images(tmp_path / "p"), out=tmp_path / "run", config=everything, quiet=True)
+    assert not (tmp_path / "run").exists()
     batches = Batches(canvas(9), device=CPU)
     with pytest.raises(ValueError, match=r"for one process .* pass --train\.kept-views 0"):
-        _kept_views(small_model(config), batches, config, part=Part(0, 2), quiet=True)
+        _check_kept(small_model(config), batches, config, Part(0, 2))
 
 
 @pytest.mark.parametrize(("steps", "held"), [(0, 0), (5, 3), (100, 60), (250, 150), (500, 150)])

@@ -15,7 +15,7 @@ from sets import write_model
 from surefeat.core.files import write_json
 from surefeat.learn.config import ColourConfig, WarpConfig
 from surefeat.learn.selfcheck import SelfCheck, _match, _summary, check_folder, self_check
-from surefeat.model.network import Maps
+from surefeat.model.network import DenseFeatures, Maps
 from tiny import SIDE, canvas, images
 
 STRIDE = 4
@@ -42,6 +42,11 @@ class Fake(nn.Module):
             maps = self.describe(nn.functional.avg_pool2d(images, STRIDE))
         maps = nn.functional.normalize(maps, dim=1)
         return Maps(maps, torch.ones_like(maps[:, 0]), STRIDE)
+
+    def forward_with_lower(self, images: Tensor) -> tuple[Maps, Tensor]:
+        """The lower layers know the place in the source, whatever the maps say, twice as fine."""
+        pooled = nn.functional.avg_pool2d(images, STRIDE // 2)
+        return self(images), nn.functional.normalize(Fake.describe(self, pooled), dim=1)
 
     def describe(self, pooled: Tensor) -> Tensor:
         """The first two colours are the place in the source: points on a sphere, far apart."""
@@ -93,6 +98,16 @@ def test_a_model_that_knows_the_view_place_is_right_without_a_warp_only() -> Non
     assert still.accuracy[0.05] == 1
     assert moved.accuracy[0.05] < 0.2
     assert still.actual_loss == pytest.approx(0, abs=1e-5)
+
+
+def test_what_the_lower_layers_alone_get_stands_beside_it() -> None:
+    """They know the source; the maps know the view, or nothing."""
+    inside = WarpConfig(size=SIDE, rotation=10, linear=0.1, translation=0.2, zoom=(0.5, 0.7))
+    for model in (Here(), Fake(seed=0)):
+        found = check(model, inside)
+        assert found.accuracy[0.05] < 0.3
+        assert found.lower_layers[0.05] > 0.95
+        assert found.to_dict()["lower_layers@0.05"] == found.lower_layers[0.05]
 
 
 def test_random_descriptors_are_right_by_chance_only() -> None:
@@ -165,8 +180,8 @@ def test_a_match_is_right_within_a_twentieth_of_the_side_when_signs_are_ranked()
     error = torch.tensor([2.0, 5.0, 6.0, 11.0])
     confidence, score = torch.tensor([4.0, 3.0, 1.0, 2.0]), torch.tensor([0.1, 0.2, 0.3, 0.4])
     predicted, actual = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.3, 0.2, 0.1, 0.4])
-    stayed = torch.tensor([1.0, 30.0, 4.0, 9.0])
-    rows = torch.stack([error, confidence, score, predicted, actual, stayed], dim=1)
+    stayed, below = torch.tensor([1.0, 30.0, 4.0, 9.0]), torch.tensor([3.0, 4.0, 4.0, 60.0])
+    rows = torch.stack([error, confidence, score, predicted, actual, stayed, below], dim=1)
     found = _summary(rows, side=100, sure=True)
     assert found.accuracy == {0.025: 0.25, 0.05: 0.5, 0.1: 0.75}
     assert (found.auroc, found.auroc_score) == (1.0, 0.0)
@@ -174,6 +189,7 @@ def test_a_match_is_right_within_a_twentieth_of_the_side_when_signs_are_ranked()
     assert found.actual_loss == pytest.approx(0.25)
     assert found.calibration_error == pytest.approx(0.1)
     assert found.same_place == {0.025: 0.25, 0.05: 0.5, 0.1: 0.75}
+    assert found.lower_layers == {0.025: 0.0, 0.05: 0.75, 0.1: 0.75}
 
 
 def test_what_is_said_of_a_match_is_of_its_two_places() -> None:
@@ -212,3 +228,22 @@ def test_a_folder_is_checked_on_as_many_photos_as_asked_for(tmp_path: Path) -> N
     assert [one.points for one in found] == [600, 600, 1400]
     assert found[0] == found[1]
     assert check_folder(photos, model=model, count=3, seed=2, device="cpu") != found[0]
+
+
+def test_the_model_that_ships_stands_beside_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = images(tmp_path / "photos", count=4)
+    shipped, other = (write_model(tmp_path / name) for name in ("shipped", "other"))
+    model = DenseFeatures.from_pretrained(other)
+    torch.nn.init.normal_(model.head.last.weight)
+    model.save_pretrained(other)
+    load = DenseFeatures.from_pretrained
+    monkeypatch.setattr(
+        DenseFeatures, "from_pretrained", lambda name=None, **more: load(name or shipped, **more)
+    )
+    alone, beside = (check_folder(photos, model=m, device="cpu") for m in (shipped, other))
+    assert alone.shipped == {}
+    assert beside.shipped == alone.accuracy
+    assert beside.to_dict()["shipped@0.1"] == alone.accuracy[0.1]
+    assert beside.lower_layers == alone.lower_layers  # which another head leaves as they are

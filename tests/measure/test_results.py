@@ -23,7 +23,8 @@ from surefeat.measure.results import (
     write_result,
 )
 from surefeat.measure.tables import difference_table, markdown
-from surefeat.show.results import write_results
+from surefeat.show import style
+from surefeat.show.results import pck_figure, write_results
 
 FLOW = pck_score("flow", "scnet")
 
@@ -213,3 +214,31 @@ def test_tables_hold_results_of_folders_below_the_best_row_first(tmp_path: Path)
     write_results(tmp_path / "in", tmp_path / "out")
     text = (tmp_path / "out" / "results.md").read_text()
     assert 0 < text.index("| better |") < text.index("| worse |")
+
+
+def test_rows_of_one_name_in_several_folders_are_told_apart(tmp_path: Path) -> None:
+    for number, place in enumerate(("", "old", "old", "new")):
+        (tmp_path / "in" / place).mkdir(parents=True, exist_ok=True)
+        values: list[float | None] = [50.0 + number, 60.0 + number]
+        write_result(tmp_path / "in" / place / f"{number}.json", result("ours", values))
+    write_results(tmp_path / "in", tmp_path / "out")
+    text = (tmp_path / "out" / "results.md").read_text().split("##")[1]
+    rows = {
+        line.split(" | ")[0]: line.split(" | ")[1] for line in text.splitlines() if "| " in line
+    }
+    assert rows["| ours"] == "55.0"
+    assert rows["| ours (2, new)"] == "58.0"
+    assert rows["| ours (3, old)"] == "56.0"
+    assert rows["| ours (4, old)"] == "57.0"
+
+
+def test_a_long_name_of_a_row_leaves_room_for_the_figure(recwarn: pytest.WarningsRecorder) -> None:
+    rows = [result(name, [50.0, 60.0]) for name in ("ours", "timm:" + 80 * "x" + "/block8")]
+    figure = pck_figure(rows)
+    style.drawn(figure, dpi=80)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[0] == "ours"
+    assert labels[1].startswith("timm:xxx")
+    assert labels[1].endswith("/block8")
+    assert figure.axes[0].get_position().width > 0.5
+    assert [str(one.message) for one in recwarn] == []

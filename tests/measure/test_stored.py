@@ -19,6 +19,7 @@ from surefeat.learn.config import preset
 from surefeat.match.sd_filter import DEFAULTS
 from surefeat.measure.protocol import ALPHAS, Protocol
 from surefeat.measure.results import CONTROL, Score, pair_values, pck_score, read_result
+from surefeat.measure.tables import main_table, markdown, transposed
 from surefeat.model.config import POINT_WEIGHTS, REGION_WEIGHTS, WEIGHTS, ModelConfig, model_folder
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -219,3 +220,10 @@ def test_the_shipped_model_was_trained_by_the_recipe_of_today() -> None:
     for group, settings in stored["config"]["ours"].items():
         used = {key: value for key, value in settings.items() if key not in without_effect}
         assert {key: today[group].get(key) for key in used} == used
+
+
+def test_the_page_on_evaluation_prints_what_its_file_holds() -> None:
+    result = read_result(RESULTS / "cub-dev" / "pairs-test-ours@320.json")
+    printed = markdown(transposed(main_table([result])), aligned=True)
+    page = (RESULTS.parent / "docs" / "evaluation.md").read_text()
+    assert printed.strip() in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,15 @@ def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
     torch.save({"weight": _Evil()}, tmp_path / "evil.pth")
     with pytest.raises(ValueError, match="no weights that can be read"):
         read_weights(tmp_path / "evil.pth")
+
+
+def test_a_refused_pickle_is_one_error_and_no_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "new.pth").write_bytes(pickle.dumps({"weight": _Evil()}, protocol=4))
+    with pytest.raises(ValueError, match="no weights that can be read"):
+        read_weights(tmp_path / "new.pth")
+    assert [str(one.message) for one in recwarn] == []
 
 
 def test_v1_weights_are_recognised_and_fit(data_root: Path) -> None:

@@ -211,7 +211,8 @@ def test_names_that_are_no_text_too_long_or_several_lines_are_listed_on_one(
 def test_an_extract_that_could_read_nothing_is_an_error(tmp_path: Path) -> None:
     model = DenseFeatures(ModelConfig(trunk="small", channels=8))
     (tmp_path / "list.txt").write_text("a.png\n")
-    with pytest.raises(SourceError, match=r"none of 1 images can be read; .*--format parquet"):
+    said = r"none of 1 images can be read \(listed in .*skipped-0.txt\); .*--format parquet"
+    with pytest.raises(SourceError, match=said):
         extract_to_folder([tmp_path / "list.txt"], tmp_path / "out", model=model, quiet=True)
     assert (tmp_path / "out" / "skipped-0.txt").is_file()
 

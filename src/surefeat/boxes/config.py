@@ -38,12 +38,12 @@ class LearnConfig:
     """The loop."""
 
     epochs: int = 6
-    """Passes over the images [M], the second half at a tenth of the rate; 20 [P]."""
+    """Passes over the images [M], the second half at a tenth of the rate; the paper 20 [P]."""
     batch: int = 1
     """Images per step [P]."""
     lr: float = 1e-4
-    """Of the hidden layers and heads, by AdamW, which trains them from random weights [C]; [P] has
-    SGD, 1e-5, on ImageNet's layers, and lets the trunk learn too."""
+    """Of the hidden layers and heads, by AdamW, which trains them from random weights [C]; the
+    paper has SGD, 1e-5, on ImageNet's layers, and lets the trunk learn too."""
     weight_decay: float = 5e-4
     """Share of the weights that a step takes off, times the rate [P]."""
     regulariser: float = 1e-4
@@ -51,7 +51,7 @@ class LearnConfig:
     overlap: float = 0.6
     """It pulls boxes with more IoU than this with the best one [P]."""
     scales: tuple[int, ...] = (320,)
-    """Longest sides, one drawn per step, network pixels [M]; 480 576 688 864 1200 [P]."""
+    """Longest sides, one drawn per step, network pixels [M]; the paper 480 to 1200 [P]."""
     flips: bool = True
     """Mirror every second image [P]."""
     seed: int = 0
@@ -67,8 +67,8 @@ class SelectConfig:
     """Which boxes are kept (the paper's appendix B)."""
 
     scales: tuple[int, ...] = (320,)
-    """Longest sides whose scores are averaged, each plain and mirrored [M]; those of [P] are 480
-    576 688 864 1200."""
+    """Longest sides whose scores are averaged, each plain and mirrored [M]; the paper
+    480 576 688 864 1200 [P]."""
     floor: float = 0.001
     """Boxes whose mean over scales and flips is less are dropped, before the class median is taken
     [P]; with agreement scores are higher, and fewer are."""
@@ -101,8 +101,14 @@ _LEAST = dict.fromkeys(
 )  # fmt: skip
 
 
+_MOST = {
+    "detector.dropout": 0.99, "detector.pooled": 64, "detector.hidden": 1 << 16, "side": 4096,
+    "learn.batch": 10_000, "learn.scales": 4096, "select.scales": 4096,
+}  # fmt: skip
+
+
 def check_boxes_config(config: BoxesConfig) -> None:
     """Refuse numbers that cannot work, by the name of their flag, before anything is begun."""
-    check_settings(config, least=_LEAST, most={"detector.dropout": 0.99})
+    check_settings(config, least=_LEAST, most=_MOST)
     if config.detector.temperature <= 0:
         raise ValueError("--detector.temperature must be more than 0; the paper has 2")

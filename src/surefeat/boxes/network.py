@@ -26,7 +26,13 @@ from surefeat.core.files import (
 )
 from surefeat.core.geometry import box_iou
 from surefeat.model.trunks import Trunk, Vgg16, build_trunk
-from surefeat.model.weights import load_initial, model_to_start_from, read_weights, stride_in_1x1_of
+from surefeat.model.weights import (
+    check_finite,
+    load_initial,
+    model_to_start_from,
+    read_weights,
+    stride_in_1x1_of,
+)
 
 
 def class_region_scores(
@@ -193,6 +199,7 @@ class Detector(nn.Module):
             fix = "it is damaged or of another version: fit it anew"
             raise ValueError(f"{folders[0] / SETTINGS}: {error}; {fix}") from error
         state = read_tensors(checked_weights(folders[0] / WEIGHTS, wanted))[0]
+        check_finite(state, what=str(folders[0]))
         detector = cls(fitted.detector, categories)
         detector.fitted = fitted
         try:

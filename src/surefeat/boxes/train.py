@@ -71,9 +71,10 @@ def fit_boxes(
     where, config = choose_device(device), config or BoxesConfig()
     check_boxes_config(config)
     run = Run.resume(out) if resume else Run.start(out, config, device=where)
-    detector = _create(run, labels.categories, init=init).to(where)
-    config, file = detector.fitted, Path(proposals or run.folder / "proposals.sqlite")
-    known = ready_proposals(labels.labelled(), config, file=file, quiet=quiet)
+    with run.beginning(new=not resume):
+        detector = _create(run, labels.categories, init=init).to(where)
+        config, file = detector.fitted, Path(proposals or run.folder / "proposals.sqlite")
+        known = ready_proposals(labels.labelled(), config, file=file, quiet=quiet)
     photos, bad = read_photos(labels.labelled(), known, config)
     silent = [Skipped(image.name, "has no label") for image in labels.images if not image.labels]
     skipped = (*silent, *bad)

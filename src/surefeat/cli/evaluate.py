@@ -58,8 +58,7 @@ class EvaluateFewShot:
     out: Path = Path("results/pascal3d")
     """Folder for pascal3d-SPLIT-ROW.json, and cache/ for what can be continued."""
     device: Device = None
-    json: bool = False
-    """Print the metrics as JSON."""
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.measure.fewshot import evaluate_fewshot
@@ -173,8 +172,7 @@ class EvaluateMatching:
     pairs: int | None = None
     """Only so many, spread over the list, for a quick look; the split's name says so."""
     device: Device = None
-    json: bool = False
-    """Print the metrics as JSON."""
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.measure.evaluate import evaluate_rows
@@ -204,8 +202,7 @@ class EvaluateCompare:
     """Result file of the same benchmark."""
     seed: int = 0
     """Of the resampling."""
-    json: bool = False
-    """Print the differences as JSON."""
+    json: Json = False
 
     def run(self) -> None:
         from surefeat.measure.results import compare, read_result

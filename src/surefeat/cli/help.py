@@ -88,10 +88,7 @@ def print_help(argv: Sequence[str], parse: Callable[[], object]) -> None:
     text.seek(0)
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     columns = min(_WIDEST, shutil.get_terminal_size().columns)
-    try:
-        print(rewritten(text.read(), command, columns=columns), flush=True)
-    except BrokenPipeError:  # somebody had read enough: `surefeat pretrain --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(rewritten(text.read(), command, columns=columns), flush=True)
     sys.exit(code)
 
 
@@ -135,16 +132,18 @@ def _fault(what: str, more: str, command: str) -> str:
     if wrong := re.match(r"Error parsing (\S+): .*?(\[.*?\]|'[^']*')\.?(?: Got|$)", what):
         given = " ".join(re.findall(r"'([^']*)'", wrong[2]))
         about = re.search(rf"{re.escape(wrong[1])} (.*?)(?: \(default|$)", more)
-        takes = f" ({_SOURCES.sub('', _plain(about[1]))})" if about else ""
+        takes = f" ({_SOURCES.sub('', _without_type(about[1]))})" if about else ""
         return f"{wrong[1]} cannot be {given!r}{takes}"
     if wrong := re.match(
         r"invalid choice '(.*)' for argument '(.*)'. Expected one of \((.*)\)", what
     ):
-        choices = wrong[3].replace("'", "")
-        return f"{_typed(wrong[2])} cannot be {wrong[1]!r}; choose {choices}"
+        names = wrong[3].replace("'", "").split(", ")
+        if "None" in names:  # of a set, in any order
+            names = sorted(name for name in names if name != "None")
+        return f"{_typed(wrong[2])} cannot be {wrong[1]!r}; choose {', '.join(names)}"
     if "Missing from" in what:
-        flags = re.findall(r"(?<!\S)--[\w.-]+", what)
-        return "missing: " + (", ".join(flags) or what.partition(": ")[2].split(" (req")[0])
+        entries = what.partition(": ")[2].split(" (required)")[:-1]
+        return f"missing: {' and '.join(_wanted(entry.strip()) for entry in entries)}"
     if missing := re.match(r"Missing value for argument '(.*?)'", what):
         name = _typed(missing[1])
         return f"{name} needs a value" if name[0] == "-" else f"missing: {name}"
@@ -156,6 +155,19 @@ def _fault(what: str, more: str, command: str) -> str:
 def _typed(argument: str) -> str:
     """An argument as people know it: an option, or the last part of what.name."""
     return argument if argument.startswith("-") else argument.rpartition(".")[2]
+
+
+def _wanted(entry: str) -> str:
+    """What is missing: a flag, or what an argument means."""
+    if entry.startswith("-"):
+        return entry.split()[0]
+    choices = re.match(r"\{(\S+)\}", entry)
+    return f"one of {choices[1]}" if choices else _without_type(entry)
+
+
+def _without_type(about: str) -> str:
+    """[INT [INT ...]] Sides of it. -> Sides of it"""
+    return re.sub(r"^(?:(?:PATH|NAME|N|X|\.\.\.) )+", "", _plain(about)).rstrip(".")
 
 
 def _unknown(word: str, more: str, command: str) -> str:

@@ -6,6 +6,7 @@ Help must come in under half a second, so nothing here imports torch at the top.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
@@ -30,6 +31,7 @@ from surefeat.cli.output import (
     drawing,
     in_a_line,
     read_points,
+    refuse_numbers,
     say,
     say_aside,
 )
@@ -81,7 +83,6 @@ class Pretrain:
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
     def run(self) -> None:
-        from surefeat.data.sources import CONTEXT
         from surefeat.learn.loop import join_processes
         from surefeat.learn.pretrain import pretrain
         from surefeat.learn.runs import Run
@@ -95,8 +96,7 @@ class Pretrain:
             fit=self.preset == "auto",
             crop=self.crop, resume=self.resume, overfit=self.overfit, device=self.device,
             quiet=self.json, tensorboard=self.tensorboard, images=self.images, keep=self.keep,
-            categories=self.categories,
-            context=CONTEXT if self.context is None else self.context,
+            categories=self.categories, context=self.context,
         )  # fmt: skip
         if join_processes(self.device)[0].rank > 0:
             return  # of torchrun's processes the first speaks, and draws, for all
@@ -176,6 +176,7 @@ class Extract:
     def _refuse_table_options(self) -> None:
         """An option that would have no effect is a misunderstanding."""
         asked = {"engine": self.engine != "here", "kind": self.kind != "int8"}
+        asked["shard"] = self.shard != 256
         for name in ("budget", "address", "workers"):
             asked[name] = getattr(self, name) is not None
         if any(asked.values()):
@@ -336,15 +337,20 @@ def main(argv: list[str] | None = None) -> None:
     def parse() -> Any:
         return tyro.cli(_commands(argv), args=argv, prog="surefeat", description=_ABOUT)
 
-    if {"-h", "--help"} & set(argv):
-        print_help(argv, parse)
     try:
+        if {"-h", "--help"} & set(argv):
+            print_help(argv, parse)
         command = parse_or_say(argv, parse)
+        refuse_numbers(command, argv)
         getattr(command, "what", command).run()  # of a group like `boxes`, what was asked for
+        sys.stdout.flush()
     except KeyboardInterrupt as stop:
         say_aside(f"surefeat: {str(stop) or 'stopped'}")
         sys.exit(130)
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
+    except BrokenPipeError:  # somebody had read enough: `surefeat peers list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
         if "-X" in sys.orig_argv or logging.getLogger().isEnabledFor(logging.DEBUG):
             raise
         say_aside(f"surefeat: {in_a_line(error)}")

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
+from surefeat.core.files import by_flag
+
 Device = Annotated[str | None, arg(help="cuda, cpu, mps; by default the best there is.")]
 
 Json = Annotated[bool, arg(help="Print the result as JSON.")]
@@ -35,6 +37,25 @@ def read_points(words: Sequence[str], *, flag: str) -> tuple[tuple[float, float]
         fix = "write X,Y in pixels of the photo, such as 120,80"
         raise ValueError(f"{flag} is {' '.join(words)!r}; {fix}")
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+_LARGEST = 2**31 - 1
+
+
+def refuse_numbers(command: object, argv: Sequence[str]) -> None:
+    """ValueError for numbers no option means: NaN, infinity, beyond 31 bits, a seed below 0."""
+    typed = {word.partition("=")[0] for word in argv}
+    for name, value in by_flag(command).items():
+        parts = name.split(".")  # groups without a name of their own are among them
+        flags = [f"--{'.'.join(parts[first:])}" for first in range(len(parts))]
+        flag = next((known for known in flags if known in typed), flags[-1])
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ValueError(f"{flag} is {number}; use a finite number")
+            if isinstance(number, int) and abs(number) > _LARGEST:
+                raise ValueError(f"{flag} is {number}; use at most {_LARGEST}")
+            if isinstance(number, int) and number < 0 and "seed" in parts[-1]:
+                raise ValueError(f"{flag} is {number}; use at least 0")
 
 
 def say(result: Mapping[str, Any], *, to_script: bool, words: str | None = None) -> None:
@@ -73,15 +94,25 @@ _CURES = {
     errno.EPERM: "may not be read or written by you; check permissions or pass another path",
     errno.EROFS: "lies on a disk that cannot be written; pass another --out",
     errno.EISDIR: "is a folder where a file has to be; pass another path",
+    errno.ENAMETOOLONG: "is too long a name for the disk; pass a shorter one",
+    errno.ENOSPC: "cannot be written, the disk is full; free some space or pass another --out",
+    errno.EDQUOT: "cannot be written, your share of the disk is full; free some space",
+    errno.EFBIG: "cannot be written, it is too large for the disk; pass another --out",
 }
+
+_SHORT = ("allocate memory", "out of memory", "bad_alloc", "Storage size calculation overflowed")
+_NO_MEMORY = "there is not enough memory for this; lower sides, counts or batch, or give fewer"
 
 
 def in_a_line(error: Exception) -> str:
     """What went wrong and the fix, on one line; the system's own words about a path made plain."""
-    cure = _CURES.get(error.errno or 0) if isinstance(error, OSError) else None
-    if isinstance(error, OSError) and cure and isinstance(error.filename, str | bytes):
-        return f"{os.fsdecode(error.filename)} {cure}"
-    return " ".join(str(error).split())
+    if isinstance(error, OSError) and (cure := _CURES.get(error.errno or 0)):
+        path = error.filename2 or error.filename  # of a rename, the one that was asked for
+        if isinstance(path, str | bytes):
+            return f"{os.fsdecode(path)} {cure}"
+    said = " ".join(str(error).split())
+    short = isinstance(error, MemoryError) or any(words in said for words in _SHORT)
+    return _NO_MEMORY if short else said
 
 
 @contextmanager

@@ -59,6 +59,8 @@ class KeypointsTransfer:
 
         if not self.photos:
             raise ValueError("no photos are given; name the folder whose photos to label")
+        if not 0 <= self.sure <= 1:
+            raise ValueError(f"--sure is {self.sure:g}; scores are between 0 and 1")
         if self.fit is not None:
             check_free(self.fit)
         model = DenseFeatures.from_pretrained(self.model, device=self.device)

@@ -138,7 +138,7 @@ def read_json(path: Path) -> dict[str, Any]:
         if not isinstance(values, dict):
             raise ValueError("values without names")
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}); put back a copy of it") from error
+        raise ValueError(f"{path} is damaged ({error}); remove it, or put back a copy") from error
     return values
 
 
@@ -340,13 +340,15 @@ def by_flag(settings: Any, above: str = "") -> dict[str, Any]:
 
 
 def check_settings(
-    settings: Any, *, least: Mapping[str, float] | None = None, most: Mapping[str, float]
-) -> None:
+    settings: Any, *, least: Mapping[str, float] | None = None, most: Mapping[str, float],
+    above: str = "",
+) -> None:  # fmt: skip
     """Refuse numbers that cannot work, by their flag: NaN, infinity, what is beyond its bounds.
 
-    No number of ours may be negative; least: where 0 is too little, and no number at all.
+    No number of ours may be negative; least: where 0 is too little, and no number at all. above:
+    what all flags begin with.
     """
-    for flag, value in by_flag(settings).items():
+    for flag, value in by_flag(settings, above).items():
         low, high = (least or {}).get(flag, 0), most.get(flag, math.inf)
         several = isinstance(value, tuple)
         if several and not value and flag in (least or {}):

@@ -8,6 +8,8 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+_UP = "\x1b[A"
+
 EVERY = 60.0
 """Seconds between the lines of a log; what ends sooner leaves none."""
 
@@ -37,7 +39,8 @@ class _Lines:
         self.stream, self.last = stream, ""
 
     def write(self, text: str) -> None:
-        if (line := text.strip()) and line != self.last:  # tqdm repeats its last state
+        line = text.replace(_UP, "").strip()  # bars below each other move the cursor
+        if line and line != self.last:  # tqdm repeats its last state
             self.last = line
             self.stream.write(f"{line}\n")
 

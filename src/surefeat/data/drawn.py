@@ -319,7 +319,6 @@ def write_folder(folder: Path, *, count: int, size: int, seed: int) -> None:
     """Draws into `folder`: one PNG per instance and keypoints.json (COCO keypoints format)."""
     if count < 1:
         raise ValueError(f"count is {count}; draw at least 1 image")
-    folder.mkdir(parents=True, exist_ok=True)
     images, annotations = [], []
     for i, instance in enumerate(draw_many(count, size=size, seed=seed)):
         name = f"{CATEGORIES[instance.category].name}_{i:05d}.png"

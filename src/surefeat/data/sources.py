@@ -29,26 +29,24 @@ CONTEXT = 0.2
 
 
 def find_images(
-    source: str | Path,
-    *,
-    images: str | Path | None = None,
-    crop: str | Path | None = None,
-    keep: str | Path | None = None,
-    categories: tuple[str, ...] | None = None,
-    context: float = CONTEXT,
-    min_side: int = 32,
-) -> list[Item]:
+    source: str | Path, *, images: str | Path | None = None, crop: str | Path | None = None,
+    keep: str | Path | None = None, categories: tuple[str, ...] | None = None,
+    context: float | None = None, min_side: int = 32,
+) -> list[Item]:  # fmt: skip
     """The images of a folder, a list, tar shards (file, folder or glob) or a COCO json, in order.
 
     `images` is where the names in a list or COCO json are looked up: a folder or tar shards, by
     default those beside that file. `crop` is a COCO json whose boxes are cut from the images of
     `source`; a COCO json as `source` cuts its own. `keep` is a list of the names (with or without
     extension) to keep. For boxes: `categories` filters by name, `context` grows a box by that share
-    of its size per side, boxes with a side under `min_side` pixels are dropped.
+    of its size per side (CONTEXT), boxes with a side under `min_side` pixels are dropped.
     """
-    if not 0 <= context < math.inf:
+    if context is not None and not 0 <= context < math.inf:
         raise ValueError(f"context is {context}, a share of a box; use 0 or more")
     coco = source if _is_json(source) else crop
+    if coco is None and (categories, context) != (None, None):
+        raise SourceError(f"{source} has no boxes for categories and context; pass crop (--crop)")
+    context = CONTEXT if context is None else context
     if coco is None:
         items, wanted = _files(source, images), " ".join(EXTENSIONS)
     else:

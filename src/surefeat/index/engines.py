@@ -64,20 +64,12 @@ class CellsWritten:
 
 
 def write_cells(
-    sources: Sequence[str | Path],
-    out: str | Path,
-    *,
-    model: str | Path | DenseFeatures | None = None,
-    settings: CellSettings | None = None,
-    projection: Projection | None = None,
-    engine: Engine = "here",
-    address: str | None = None,
-    workers: int | None = None,
-    device: str | torch.device | None = None,
-    quiet: bool = False,
-    told: Told | None = None,
-    plan: ShardPlan | None = None,
-) -> CellsWritten:
+    sources: Sequence[str | Path], out: str | Path, *,
+    model: str | Path | DenseFeatures | None = None, settings: CellSettings | None = None,
+    projection: Projection | None = None, engine: Engine = "here", address: str | None = None,
+    workers: int | None = None, device: str | torch.device | None = None, quiet: bool = False,
+    told: Told | None = None, plan: ShardPlan | None = None,
+) -> CellsWritten:  # fmt: skip
     """The cells of photos as shards below `out`; what is there and whole is not made again.
 
     sources: folders, lists, tar shards, Parquet files (columns photo, bytes), single photos.
@@ -86,7 +78,7 @@ def write_cells(
     on a CPU, one a GPU. Unreadable photos are skipped and listed in OUT/_skipped-RANK.txt.
     plan: which photos make which shard; by default in their order. read_cells reads the folder.
     """
-    _check_asked(engine, address, workers)
+    check_asked(engine, address, workers)
     out = Path(out).absolute()
     photos = list_photos(sources)
     if not isinstance(model, DenseFeatures):
@@ -137,7 +129,7 @@ def _workers(
         yield partial(cluster.make, maker, about)
 
 
-def _check_asked(engine: str, address: str | None, workers: int | None) -> None:
+def check_asked(engine: str, address: str | None, workers: int | None) -> None:
     """Refuse what cannot work before anything is read."""
     import_parquet()
     if engine not in ("here", "ray"):

@@ -58,8 +58,8 @@ class CellSettings:
     def __post_init__(self) -> None:
         if self.kind not in ("half", "int8"):
             raise ValueError(f"kind is {self.kind!r}; choose half or int8")
-        for name in ("budget", "photos", "batch"):
-            value = getattr(self, name)
+        named = {"budget": self.budget, "shard": self.photos, "batch": self.batch}
+        for name, value in named.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; use at least 1")
 

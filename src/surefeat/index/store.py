@@ -16,7 +16,13 @@ import torch
 
 from surefeat.data.decode import Skipped
 from surefeat.index.cells import Projection, fit_projection
-from surefeat.index.engines import Engine, one_torch_thread, plan_shards, write_cells
+from surefeat.index.engines import (
+    Engine,
+    check_asked,
+    one_torch_thread,
+    plan_shards,
+    write_cells,
+)
 from surefeat.index.maker import ShardJob
 from surefeat.index.photos import ListedPhoto, decode_photos, import_parquet, list_photos
 from surefeat.index.search import EXACT, PROJECTION, Search, build_faiss, shard_rows
@@ -66,24 +72,18 @@ class Indexed:
 
 
 def index_photos(
-    sources: Sequence[str | Path],
-    out: str | Path,
-    *,
-    model: str | Path | DenseFeatures | None = None,
-    budget: int = BUDGET,
-    tiles: bool = False,
-    engine: Engine = "here",
-    address: str | None = None,
-    workers: int | None = None,
-    device: str | torch.device | None = None,
-    quiet: bool = False,
-) -> Indexed:
+    sources: Sequence[str | Path], out: str | Path, *,
+    model: str | Path | DenseFeatures | None = None, budget: int = BUDGET, tiles: bool = False,
+    engine: Engine = "here", address: str | None = None, workers: int | None = None,
+    device: str | torch.device | None = None, quiet: bool = False,
+) -> Indexed:  # fmt: skip
     """An index of photos below `out`; again on a folder that has grown it adds what is new.
 
     sources, engine, address, workers: as of `write_cells`. budget: cells kept of a photo, and with
     `tiles` of every tile of a large one. Photos that are gone or changed are taken out or made anew
     with the shard they are in.
     """
+    check_asked(engine, address, workers)
     out = Path(out).absolute()
     if not isinstance(model, DenseFeatures):
         model = DenseFeatures.from_pretrained(model, device="cpu" if engine == "ray" else device)

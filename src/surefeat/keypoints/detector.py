@@ -55,6 +55,7 @@ from surefeat.model.config import model_folder
 from surefeat.model.features import stack_boxes
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import KeypointTrust, Reliability
+from surefeat.model.weights import check_finite
 
 __all__ = ["KeypointConfig", "KeypointDetector", "Labelled"]
 
@@ -279,6 +280,7 @@ class KeypointDetector:
             in_channels, len(state["conv2.bias"]), hidden=hidden, generator=torch.Generator()
         )
         known = {name: state.pop(name) for name in list(state) if name.startswith(_EXAMPLES)}
+        check_finite(state, what=str(folder))
         head.load_state_dict(state)
         config = from_dict(KeypointConfig, settings["config"])
         device = model.device

@@ -152,12 +152,19 @@ _LEAST = {
 }  # fmt: skip
 
 
-_MOST = {"warp.mirrored": 1, "colour.probability": 1, "model.sigma-floor": 0.9}
+_MOST = {
+    "warp.mirrored": 1, "colour.probability": 1, "model.sigma-floor": 0.9, "warp.size": 4096,
+    "model.longest-side": 4096, "data.side": 4096, "data.workers": 1024,
+    "train.batch": 100_000, "loss.points": 100_000,
+}  # fmt: skip
 
 
 def check_numbers(config: Config) -> None:
     """Refuse numbers that cannot work, by the name of their flag, before anything is begun."""
     check_settings(config, least=_LEAST, most=_MOST)
+    if config.warp.zoom[0] > config.warp.zoom[1]:
+        zoom = " ".join(f"{share:g}" for share in config.warp.zoom)
+        raise ValueError(f"--warp.zoom is {zoom}; give the smaller share first")
 
 
 Preset = Literal["auto", "ours", "quick", "one-way", "paper", "small"]

@@ -30,7 +30,7 @@ from surefeat.data.decode import (
     content_hash,
     decode_all,
 )
-from surefeat.data.sources import CONTEXT, find_images
+from surefeat.data.sources import find_images
 from surefeat.learn import loop
 from surefeat.learn.config import (
     Config,
@@ -41,7 +41,7 @@ from surefeat.learn.config import (
     fit_to,
     preset,
 )
-from surefeat.learn.kept import KeptViews, keep_views, kept_losses
+from surefeat.learn.kept import keep_views, kept_losses
 from surefeat.learn.loss import PairLoss, held_steps, make_step, reason_to_stop, step_draws
 from surefeat.learn.runs import Run, alone, list_skipped
 from surefeat.learn.selfcheck import SelfCheck, self_check
@@ -82,25 +82,13 @@ class Pretrained:
 
 @alone
 def pretrain(
-    source: str | Path,
-    *,
-    out: str | Path,
-    steps: int | None = None,
-    config: Config | None = None,
-    init: str | Path | None = None,
-    fit: bool | None = None,
-    images: str | Path | None = None,
-    crop: str | Path | None = None,
-    keep: str | Path | None = None,
-    categories: tuple[str, ...] | None = None,
-    context: float = CONTEXT,
-    min_side: int = 32,
-    resume: bool = False,
-    overfit: int = 0,
-    device: str | torch.device | None = None,
-    quiet: bool = False,
-    tensorboard: bool = False,
-) -> Pretrained:
+    source: str | Path, *, out: str | Path, steps: int | None = None, config: Config | None = None,
+    init: str | Path | None = None, fit: bool | None = None, images: str | Path | None = None,
+    crop: str | Path | None = None, keep: str | Path | None = None,
+    categories: tuple[str, ...] | None = None, context: float | None = None, min_side: int = 32,
+    resume: bool = False, overfit: int = 0, device: str | torch.device | None = None,
+    quiet: bool = False, tensorboard: bool = False,
+) -> Pretrained:  # fmt: skip
     """Learn features and confidence from a folder, a list, tar shards or a COCO json.
 
     out: the run folder. config: by default preset `ours`, fitted to the folder and the machine;
@@ -113,6 +101,8 @@ def pretrain(
     fit = config is None if fit is None else fit
     config = config or preset("ours")
     check_numbers(config if steps is None else _lasting(config, steps))
+    if overfit < 0:
+        raise ValueError(f"overfit is {overfit}; use 0, or as many images as to learn by heart")
     part, device = loop.join_processes(device)
     quiet = quiet or part.rank > 0
     items = find_images(
@@ -131,6 +121,7 @@ def pretrain(
             items, config.data, memory=_place(len(items), config.data, device, part),
             seed=config.train.seed, device=device, overfit=overfit, quiet=quiet,
         )  # fmt: skip
+        _check_kept(model, pictures.batches, config, part)
     if part.rank == 0:
         _list(run, pictures, items)
     with loop.progress_bar(
@@ -144,16 +135,9 @@ def pretrain(
 
 
 def _learn(
-    model: DenseFeatures,
-    pictures: Pictures,
-    run: Run,
-    config: Config,
-    *,
-    init: str,
-    shown: Shown,
-    part: Part,
-    overfit: bool,
-) -> Pretrained:
+    model: DenseFeatures, pictures: Pictures, run: Run, config: Config, *, init: str, shown: Shown,
+    part: Part, overfit: bool,
+) -> Pretrained:  # fmt: skip
     """Look at the model as it is, train it, look again."""
     apart = pictures.held_out
 
@@ -235,18 +219,10 @@ class Pictures:
 
 
 def load_pictures(
-    items: Sequence[Item],
-    config: DataConfig,
-    *,
-    memory: Memory,
-    seed: int,
-    device: torch.device,
-    overfit: int = 0,
-    quiet: bool = True,
-) -> Pictures:
+    items: Sequence[Item], config: DataConfig, *, memory: Memory, seed: int, device: torch.device,
+    overfit: int = 0, quiet: bool = True,
+) -> Pictures:  # fmt: skip
     """Split, decode and place the images of a run; `overfit` keeps only so many, none held out."""
-    if overfit < 0:
-        raise ValueError(f"overfit is {overfit}; use 0, or as many images as to learn by heart")
     held = 0 if overfit else config.held_out
     learn, apart = split(items[: overfit or None], held_out=held, seed=seed)
     side, workers = config.side, config.workers
@@ -315,16 +291,10 @@ def _list(run: Run, pictures: Pictures, items: Sequence[Item]) -> None:
 
 
 def train(
-    model: DenseFeatures,
-    batches: Feed,
-    run: Run,
-    config: Config,
-    *,
-    part: Part | None = None,
-    check: Callable[[DenseFeatures], loop.Values] | None = None,
-    shown: Shown | None = None,
+    model: DenseFeatures, batches: Feed, run: Run, config: Config, *, part: Part | None = None,
+    check: Callable[[DenseFeatures], loop.Values] | None = None, shown: Shown | None = None,
     overfit: bool = False,
-) -> loop.Progress:
+) -> loop.Progress:  # fmt: skip
     """Train until the last step or a plateau, continuing from the newest checkpoint if any.
 
     check: label-free check, called every `check_every` steps; shown: of `loop.progress_bar`;
@@ -356,7 +326,8 @@ def train(
         report=shown and shown[0], tick=shown and shown[1],
     ))  # fmt: skip
     if settings.kept_views:
-        kept = _kept_views(model, batches, config, part=job.log.part, quiet=shown is None)
+        assert isinstance(batches, Batches)
+        kept = keep_views(model, batches, config, quiet=shown is None)
         losses = kept_losses(model, kept, job.todo(), config)
     else:
         losses = view_losses(model, batches, job, config, overfit)
@@ -375,18 +346,17 @@ def pair_steps(
                "sigma": sigma}  # fmt: skip
 
 
-def _kept_views(
-    model: DenseFeatures, batches: Feed, config: Config, *, part: Part, quiet: bool
-) -> KeptViews:
-    """Views as the frozen layers see them, where there are frozen layers and one process."""
+def _check_kept(model: DenseFeatures, batches: Feed, config: Config, part: Part) -> None:
+    """ValueError where views cannot be kept: that takes frozen layers, and one process."""
     trained = config.train.trained
+    if not config.train.kept_views:
+        return
     if trained == "all" or (trained == "last" and not model.trunk.before_last):
         fix = "pass --train.trained head, or --train.kept-views 0"
         raise ValueError(f"views can be kept only where the layers below do not learn; {fix}")
     if part.world > 1 or not isinstance(batches, Batches):
         fix = "pass --train.kept-views 0"
         raise ValueError(f"kept views are for one process and photos that fit in memory; {fix}")
-    return keep_views(model, batches, config, quiet=quiet)
 
 
 def view_losses(

@@ -202,7 +202,7 @@ class Run:
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"{self.settings_file} holds no {kind.__name__} ({error}); the run is of another "
-                "command or version"
+                "command or version, or damaged: start a new one with another --out"
             ) from error
         return settings
 

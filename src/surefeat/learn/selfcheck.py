@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,27 +57,25 @@ class SelfCheck:
     """Points that were matched."""
     same_place: dict[float, float]
     """As `accuracy`, of leaving every point where it was: what knowing nothing gets."""
+    lower_layers: dict[float, float]
+    """The same of the lower layers that matching adds: untrained, where the head alone learned."""
+    shipped: dict[float, float] = field(default_factory=dict)
+    """The same of the model that ships, where it stands beside another one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = dict(vars(self))
-        shares = {name: values.pop(name) for name in ("accuracy", "same_place")}
+        names = ("accuracy", "shipped", "lower_layers", "same_place")
+        shares = {name: values.pop(name) for name in names}
         flat = {f"{name}@{t:g}": share for name, by in shares.items() for t, share in by.items()}
         return flat | values
 
 
 @torch.inference_mode()
 def self_check(
-    model: DenseFeatures,
-    pixels: Tensor,
-    sizes: Tensor,
-    *,
-    warp: WarpConfig,
-    colour: ColourConfig,
-    points: int = 200,
-    seed: int = 1,
-    batch: int = 16,
-) -> SelfCheck:
+    model: DenseFeatures, pixels: Tensor, sizes: Tensor, *, warp: WarpConfig, colour: ColourConfig,
+    points: int = 200, seed: int = 1, batch: int = 16,
+) -> SelfCheck:  # fmt: skip
     """Check a model on a canvas of held-out images: (N, 3, S, S) uint8 with (N, 2) sizes."""
     device = model.device
     rows: list[Tensor] = []
@@ -88,8 +86,11 @@ def self_check(
         draws = draw(len(images), points=points, generator=generator)
         views = two_views(images, size, draws, warp, colour)
         points0, points1, valid = corresponding_points(views, draws, count=points)
-        maps0, maps1 = model(views.view0), model(views.view1)
-        rows.append(_match(maps0, maps1, points0, points1)[valid].flatten(0, 1).cpu())
+        (maps0, lower0), (maps1, lower1) = map(model.forward_with_lower, (views.view0, views.view1))
+        found = _match(maps0, maps1, points0, points1)
+        below0, below1 = _maps_below(maps0, lower0), _maps_below(maps1, lower1)
+        error = _match(below0, below1, points0, points1)[..., :1]
+        rows.append(torch.cat([found, error], dim=-1)[valid].flatten(0, 1).cpu())
     return _summary(torch.cat(rows), side=warp.size, sure=model.has_confidence)
 
 
@@ -117,36 +118,44 @@ def _match(maps0: Maps, maps1: Maps, points0: Tensor, points1: Tensor) -> Tensor
     return torch.stack([error, confidence, best, predicted, actual, stayed], dim=-1)
 
 
+def _maps_below(maps: Maps, lower: Tensor) -> Maps:
+    """The lower layers (B, D, h, w) of these maps as maps of their own, equally sure everywhere."""
+    stride = maps.stride * maps.descriptors.shape[-1] // lower.shape[-1]
+    return Maps(lower, lower.new_ones(len(lower), *lower.shape[-2:]), stride)
+
+
 def _summary(rows: Tensor, *, side: int, sure: bool) -> SelfCheck:
     if not len(rows):
         raise ValueError("no two views overlapped; soften the warps (translation, zoom)")
-    error, confidence, score, predicted, actual, stayed = rows.unbind(-1)
+    error, confidence, score, predicted, actual, stayed, below = rows.unbind(-1)
     right = error <= THRESHOLDS[1] * side
     mixed = bool(right.any()) and not bool(right.all())
+
+    def shares(errors: Tensor) -> dict[float, float]:
+        return {t: (errors <= t * side).float().mean().item() for t in THRESHOLDS}
+
     return SelfCheck(
-        accuracy={t: (error <= t * side).float().mean().item() for t in THRESHOLDS},
+        accuracy=shares(error),
         auroc=auroc(confidence, right) if mixed and sure else math.nan,
         auroc_score=auroc(score, right) if mixed else math.nan,
         predicted_loss=predicted.mean().item() if sure else math.nan,
         actual_loss=actual.mean().item(),
         calibration_error=expected_calibration_error(predicted, actual) if sure else math.nan,
         points=len(rows),
-        same_place={t: (stayed <= t * side).float().mean().item() for t in THRESHOLDS},
+        same_place=shares(stayed),
+        lower_layers=shares(below),
     )
 
 
 def check_folder(
-    source: str | Path,
-    *,
-    model: str | Path | None = None,
-    count: int = 64,
-    seed: int = 1,
+    source: str | Path, *, model: str | Path | None = None, count: int = 64, seed: int = 1,
     device: str | torch.device | None = None,
-) -> SelfCheck:
+) -> SelfCheck:  # fmt: skip
     """`surefeat evaluate self`: check a model (a folder; None: what ships) on up to `count` images.
 
     Photos that its run learned from, whole or cropped, are left out; where there are no others, the
-    check is done on them, and says so. The warps are those of the run, where there is one.
+    check is done on them, and says so. The warps are those of the run, where there is one. The
+    model that ships stands beside another one.
     """
     if count < 1:
         raise ValueError(f"count is {count}; check on at least 1 image")
@@ -160,9 +169,15 @@ def check_folder(
     canvas = decode_all(chosen, side=config.data.side, workers=config.data.workers)
     if not canvas.names:
         raise ValueError(f"none of the {len(chosen)} files drawn from {source} can be read")
-    return self_check(
-        features, canvas.pixels, canvas.sizes, warp=config.warp, colour=config.colour, seed=seed
-    )
+
+    def check(model: DenseFeatures) -> SelfCheck:
+        return self_check(
+            model, canvas.pixels, canvas.sizes, warp=config.warp, colour=config.colour, seed=seed
+        )
+
+    shipped = DenseFeatures.from_pretrained(device=device)
+    same = shipped.weights_hash() == features.weights_hash()
+    return replace(check(features), shipped={} if same else check(shipped).accuracy)
 
 
 def _run_of(model: str | Path | None) -> Run | None:

@@ -9,6 +9,7 @@ Convention: inclusive boxes (N, 4), x1, y1, x2, y2, original pixels of the image
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import sqlite3
@@ -88,9 +89,9 @@ def propose(image: Tensor, config: ProposalConfig = DEFAULT) -> Tensor:
 
 
 def _check_settings(config: ProposalConfig) -> None:
-    check_settings(
-        config, least={"count": 1, "side": 1, "draws": 1, "superpixel": 1}, most={"side": 32_767}
-    )
+    least = dict.fromkeys((f"proposals.{n}" for n in ("count", "side", "draws", "superpixel")), 1)
+    most = {"proposals.side": 32_767, "proposals.blur": 100, "proposals.draws": 1_000_000}
+    check_settings(config, least=least, most=most, above="proposals.")
 
 
 def _colour_spaces(pixels: Pixels) -> list[Pixels]:
@@ -231,6 +232,8 @@ def _opened(
     file: Path, config: ProposalConfig | None, *, write: bool = False
 ) -> Iterator[sqlite3.Connection]:
     """The file's connection, after a check of its settings; to write, a missing file is begun."""
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder", str(file))
     if write:
         file.parent.mkdir(parents=True, exist_ok=True)
     place = file.absolute().as_uri() + ("" if write else "?mode=ro")
@@ -245,7 +248,7 @@ def _opened(
         if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
             raise OSError(f"{file}: {error}; is the disk full, or the file in use?") from error
         raise ValueError(
-            f"{file} is damaged or holds no proposals ({error}); remove it and run again"
+            f"{file} is damaged or holds no proposals ({error}); remove it, or pass another file"
         ) from error
 
 

@@ -212,13 +212,11 @@ def evaluate_rows(
         names = ", ".join(row.name for row in built)
         raise ValueError(f"{names}: nothing to measure by {', '.join(measures)}; ask for another")
     protocol = Protocol(
-        side=side,
-        inputs=tuple(inputs),
-        mirrored=mirrored,
+        side=side, inputs=tuple(inputs), mirrored=mirrored,
         measures=tuple(measure for measure in measures if measure in asked_of),
         shifted_measures=tuple(measure for measure in shifted if measure in asked_of),
         proposals=ProposalConfig(count=boxes, seed=seed),
-    )
+    )  # fmt: skip
     if protocol.inputs or mirrored:
         seen = "+".join([*map(str, protocol.inputs), *["mirrored"] * mirrored])
         built = [replace(row, name=f"{row.name}@{seen}") for row in built]

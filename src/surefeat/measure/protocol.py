@@ -95,6 +95,10 @@ class Protocol:
         return self.inputs or (self.side,)
 
     def __post_init__(self) -> None:
+        for flag, sides in (("side", (self.side,)), ("inputs", self.inputs)):
+            for side in sides:
+                if not 16 <= side <= 4096:
+                    raise ValueError(f"--{flag} is {side}; use 16 to 4096 pixels")
         if not set(self.shifted_measures) <= set(self.measures):
             raise ValueError(
                 f"shifted measures {self.shifted_measures} must be among {self.measures}"

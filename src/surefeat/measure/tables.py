@@ -7,6 +7,7 @@ is left out. Choices of columns are functions below.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -109,14 +110,21 @@ def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """The matching results in a folder and those below it, by their file names."""
-    results = []
+    """The matching results in a folder and those below it, by their file names.
+
+    Where a row of equal name came before, a number and the folder tell them apart.
+    """
+    results, known = [], Counter[tuple[str, str, str]]()
     for path in sorted(folder.rglob("*.json")):
         try:
             result = read_result(path)
         except ValueError:  # other files may lie there
             continue
         if "curves" in result:
+            key = (result["benchmark"], result["split"], result["row"])
+            known[key] += 1
+            if known[key] > 1:
+                result["row"] += f" ({known[key]}, {path.parent.relative_to(folder)})"
             results.append(result)
     if not results:
         raise ValueError(f"{folder} holds no matching results; write some with surefeat evaluate")

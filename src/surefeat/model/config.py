@@ -136,4 +136,4 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:  # the hub's client has many kinds
         what = f"could not fetch {name} from the hub ({type(error).__name__})"
-        raise FileNotFoundError(f"{what}; check the name") from error
+        raise FileNotFoundError(f"{what}; check the name, {HUB}OWNER/NAME") from error

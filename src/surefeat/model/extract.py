@@ -90,7 +90,8 @@ def extract_to_folder(
         if world == 1 and len(skipped) == len(mine):
             first = f"{printable(skipped[0].name)} {skipped[0].reason}"
             fix = "lists, tar shards and Parquet files go with --format parquet"
-            raise SourceError(f"none of {len(mine)} images can be read; {first}; {fix}")
+            said = f"none of {len(mine)} images can be read (listed in {listed})"
+            raise SourceError(f"{said}; {first}; {fix}")
     return Extracted(out, written, len(readable) - len(todo), tuple(skipped), listed)
 
 

@@ -266,7 +266,8 @@ class DenseFeatures(nn.Module):
         """The side that was asked for, or the model's own; ValueError: too small, or no batch."""
         side = self.config.longest_side if longest_side is None else longest_side
         if side < 2 * self.stride:
-            raise ValueError(f"longest_side {side} is too small; use at least {2 * self.stride}")
+            least = f"use at least {2 * self.stride}"
+            raise ValueError(f"longest_side (--side) {side} is too small; {least}")
         if side > LARGEST_SIDE:
             fix = f"use at most {LARGEST_SIDE:,}; --tiles (tiles=True) sees large photos in parts"
             raise ValueError(f"longest_side {side:,} is more than memory holds; {fix}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor
@@ -88,7 +89,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return read_tensors(path)[0]
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with catch_warnings(action="ignore"):  # of a pickle that is refused
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         fix = "pass a .safetensors file, or what torch.save(model.state_dict()) wrote"
         raise ValueError(f"{path}: no weights that can be read; {fix}") from error

@@ -114,16 +114,9 @@ def viewer(
     )  # fmt: skip
 
 
-def related(matches: Matches) -> float | None:
-    """The probability that both photos show the same kind of thing, where the model gives one."""
-    chance = getattr(matches, "related", None)
-    return None if chance is None else float(chance)
-
-
 def is_unrelated(matches: Matches) -> bool:
     """Whether the photos seem to have nothing in common."""
-    chance = related(matches)
-    return chance is not None and chance < DOUBTFUL
+    return matches.related is not None and matches.related < DOUBTFUL
 
 
 def ranked(matches: Matches) -> tuple[list[int], list[float]]:
@@ -144,7 +137,7 @@ def foreground(matches: Matches) -> Matches:
 
 def verdict(matches: Matches) -> str:
     """What to make of the matches, in one or two sentences."""
-    chance, count = related(matches), len(matches)
+    chance, count = matches.related, len(matches)
     how = ", fitted without labels" if matches.without_labels else ""
     if is_unrelated(matches):
         return (

@@ -45,7 +45,7 @@ def region_figure(results: Sequence[Result]) -> Figure:
             "linestyle": "-" if number < len(style.PALETTE) else "--",
         }
         areas = [score.shown(score.of(result)) for score in (area, Score("miou area"))]
-        label = "\n".join([result["row"], "   ".join(areas)])
+        label = "\n".join([style.shortened(result["row"], 36), "   ".join(areas)])
         left.plot([t / 100 for t in range(101)], result["curves"]["pcr"], label=label, **look)
         right.plot(range(1, 101), result["curves"]["miou"], **look)
     left.set(title="PCR", xlabel="threshold on 1 - IoU", ylabel="share", xlim=(0, 1), ylim=(0, 1))
@@ -73,7 +73,7 @@ def pck_figure(results: Sequence[Result]) -> Figure:
                 color=colour, markerfacecolor="white" if shifted else colour,
                 label=tables.ROUTES[route] if known and not shifted else None,
             )  # fmt: skip
-    axes.set_yticks(range(len(results)), [result["row"] for result in results])
+    axes.set_yticks(range(len(results)), [style.shortened(one["row"], 36) for one in results])
     axes.set(xlabel="percent of keypoints", ylim=(-0.5, len(results) - 0.5))
     axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     return figure
@@ -123,7 +123,6 @@ _CONTROLS = (
 def write_results(folder: Path, out: Path) -> Path:
     """Tables and figures of all matching results in a folder; returns OUT/index.html."""
     sections, text = [], [_MAIN]
-    out.mkdir(parents=True, exist_ok=True)
     for (benchmark, split), results in tables.groups(tables.read_results(folder)).items():
         title = f"{benchmark} {split}"
         figures = [pck_figure(results)]

@@ -232,12 +232,15 @@ def spread(maps: Tensor, features: Features, frame: Frame) -> Tensor:
 
 
 def small_title(axes: Axes, text: str) -> None:
-    """A title above a tile; long ones lose their middle."""
+    """A title above a tile."""
+    axes.set_title(shortened(text, _LONGEST_TITLE), fontsize=8.5, fontweight="normal", pad=4)
+
+
+def shortened(text: str, most: int) -> str:
+    """Text as a figure can show it: long ones lose their middle, so that the figure has room."""
     # File names may hold dollar signs, which are no formulas, and signs no font can show.
     shown = "".join(sign if sign.isprintable() else "?" for sign in text)
-    if len(shown) > _LONGEST_TITLE:
-        shown = f"{shown[: _LONGEST_TITLE // 2 - 1]}…{shown[-_LONGEST_TITLE // 2 :]}"
-    axes.set_title(shown, fontsize=8.5, fontweight="normal", pad=4)
+    return shown if len(shown) <= most else f"{shown[: most // 2 - 1]}…{shown[-most // 2 :]}"
 
 
 def short_name(features: Features, number: int) -> str:
