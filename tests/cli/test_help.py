@@ -96,7 +96,7 @@ MISTYPED = {
     "match a.jpg b.jpg c.jpg": "'c.jpg' is one too many",
     "match a.jpg b.jpg --model": "--model needs a value",
     "match a.jpg": "missing: Photo B;",
-    "match a.jpg --cuont 3": "missing: Photo B;",
+    "match a.jpg --cuont 3": "missing: image1",
     "match": "missing: Photo A and Photo B;",
     "boxes fit": "missing: Folder with one folder per category, or any source of images with",
     "data show": "missing: one of pf-pascal,pf-willow,spair,pairs and Folder of the benchmark",

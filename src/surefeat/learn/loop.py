@@ -182,7 +182,7 @@ def _say_how_long(job: Job, seconds: float) -> None:
     left = seconds * len(job.todo())
     if job.log.device.type == "cpu" and job.log.part.rank == 0 and left > _LONG:
         took = f"{left / 60:.0f} minutes" if left < 7200 else f"{left / 3600:.0f} hours"
-        fix = "; Ctrl-C stops, --resume goes on, fewer --steps are sooner done" if job.run else ""
+        fix = "; Ctrl-C stops, --resume goes on, fewer steps are sooner done" if job.run else ""
         _LOG.warning("a step takes %.1f s here, all of them about %s%s", seconds, took, fix)
 
 
