@@ -132,7 +132,9 @@ def correct_the_third(tab: Any, beak: torch.Tensor) -> None:
     tab.locator("#part_found .tile").first.click()
     tab.wait_for_selector("#part_said >> text=photo 3 of 3")
     tab.wait_for_selector("#part_said >> text=white discs were found")
+    tab.wait_for_timeout(300)  # the choice is drawn anew after the words
     tab.locator("#part_choice label:has-text('1 beak ?')").click()
+    tab.wait_for_selector("#part_choice input:checked")
     x, y = beak.tolist()
     click(tab, x, y)
     tab.wait_for_selector("#part_choice label:has-text('1 beak ✓')")
