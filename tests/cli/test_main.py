@@ -239,7 +239,7 @@ def test_every_option_of_evaluate_reaches_what_is_measured(
     command = (
         "evaluate pairs list.csv --rows res4c --model run --init a.pth --out results --split val "
         "--images photos --proposals p.sqlite --boxes 7 --seed 3 --measures nearest regions "
-        "--shifted voting --side 96 --inputs 64 128 --mirrored --pairs 5 --device cpu --json"
+        "--shifted voting --side 96 --inputs 64 128 --pairs 5 --device cpu --json"
     )
     assert "seen" in _fails(command, capsys)
     assert asked == {
@@ -247,7 +247,7 @@ def test_every_option_of_evaluate_reaches_what_is_measured(
         "init": ("a.pth",), "out": Path("results"), "split": "val", "images": Path("photos"),
         "proposals": Path("p.sqlite"), "boxes": 7, "seed": 3,
         "measures": ("nearest", "regions"), "shifted": ("voting",), "side": 96,
-        "inputs": (64, 128), "mirrored": True, "pairs": 5, "device": "cpu", "quiet": True,
+        "inputs": (64, 128), "pairs": 5, "device": "cpu", "quiet": True,
     }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from sets import PROTOCOL, SIZE, write_pairs
 from surefeat.core.files import hardware
 from surefeat.data.benchmarks import load_benchmark
 from surefeat.data.pairs import load_pairs
+from surefeat.match.points import match_points
 from surefeat.measure.evaluate import evaluate_row, evaluate_rows, some_pairs
 from surefeat.measure.matching import measure
 from surefeat.measure.material import Material, prepare_material
@@ -200,14 +201,21 @@ def test_inputs_are_the_sizes_the_network_sees(
     assert (tmp_path / f"pairs-test-mine@64+{SIZE}.json").is_file()
 
 
-def test_mirrored_inputs_are_named_and_measured(
-    run: Callable[..., dict[str, Any]], tmp_path: Path
+@pytest.mark.parametrize("row", ["match", "match-slower"])
+def test_rows_as_matched_are_what_match_does_to_the_photos(
+    row: str, run: Callable[..., dict[str, Any]], listed: Path, model: Path, tmp_path: Path
 ) -> None:
-    plain = run(tmp_path, inputs=(SIZE,), measures=("nearest",), shifted=())
-    result = run(tmp_path, inputs=(SIZE,), mirrored=True, measures=("nearest",), shifted=())
-    assert result["row"] == f"mine@{SIZE}+mirrored"
-    assert result["config"]["protocol"]["mirrored"]
-    assert result["pairs"] != plain["pairs"]
+    result = run(tmp_path, rows=[row], model=model, shifted=())
+    assert result["row"] == row
+    assert "nearest pck@0.1 img" not in result["metrics"]
+    known, shares = DenseFeatures.from_pretrained(model), []
+    for pair in load_benchmark("pairs", listed).pairs:
+        points0, points1 = pair.common()
+        features = known.extract([pair.image0, pair.image1], slower=row == "match-slower")
+        away = (match_points(*features, points0).points1 - points1).norm(dim=1)
+        shares.append(float((away < 0.1 * max(pair.size1)).double().mean()))
+    expected = 100 * sum(shares) / len(shares)
+    assert result["metrics"]["own pck@0.1 img"] == pytest.approx(expected, abs=1e-3)
 
 
 def test_evaluate_gives_what_the_files_hold(

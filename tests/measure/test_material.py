@@ -115,22 +115,6 @@ def test_pictures_are_read_at_the_largest_input_and_answer_in_the_square(
     torch.testing.assert_close(2**0.5 * cell[:16], small.at(centre)[0], atol=1e-5, rtol=1e-4)
 
 
-def test_mirrored_inputs_are_turned_back(listed: Path, model: Path, tmp_path: Path) -> None:
-    """A mirrored look at a picture lies where the picture itself has the same things."""
-    usual = Protocol(side=64, inputs=(SIZE,), measures=("nearest",), shifted_measures=())
-    shown = prepare_material(
-        load_benchmark("pairs", listed), usual, proposals=tmp_path / "p", quiet=True
-    )
-    row = build_row(f"mine={model}", init=(), device=CPU)
-    picture = next(iter(shown.pictures.values()))[None]
-    (joined,) = seen_at(row, picture, replace(usual, mirrored=True))
-    (plain,), (mirrored,) = row.extract(picture), row.extract(picture.flip(-1))
-    for column in (0, 3, 11):
-        cell = 2**0.5 * joined.descriptors[:, 5, column]
-        torch.testing.assert_close(cell[:16], plain.descriptors[:, 5, column])
-        torch.testing.assert_close(cell[16:], mirrored.descriptors[:, 5, 11 - column])
-
-
 def test_evaluate_refuses_what_it_does_not_know(listed: Path, model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown benchmark 'pf-paris'"):
         surefeat.evaluate(model, "pf-paris", data=listed, out=tmp_path)  # type: ignore[arg-type]

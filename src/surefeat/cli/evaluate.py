@@ -138,8 +138,9 @@ class EvaluateMatching:
     data: Positional[Path]
     """Folder of the benchmark in its public layout; for pairs a CSV list."""
     rows: tuple[str, ...] = ("ours",)
-    """What is measured: ours, resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, res4e, sift, hog,
-    NAME=FOLDER for another trained model, or a peer (`surefeat peers list`)."""
+    """What is measured: ours, match and match-slower (ours as `surefeat match` and its --slower
+    treat photos, not as squares), resnet50-hc, resnet50-dilated, vgg16, res4c, res4d, res4e, sift,
+    hog, NAME=FOLDER for another trained model, or a peer (`surefeat peers list`)."""
     model: str | None = None
     """Of the row ours: model or run folder, or one that ships (resnet50, vgg16)."""
     init: tuple[str, ...] = ("imagenet",)
@@ -167,8 +168,6 @@ class EvaluateMatching:
     """Square the images are resized to, pixels."""
     inputs: tuple[int, ...] = ()
     """Sides at which the network sees that square; with several, their scores add up."""
-    mirrored: bool = False
-    """The network sees every input mirrored too: with --inputs 320 448 what --slower does."""
     pairs: int | None = None
     """Only so many, spread over the list, for a quick look; the split's name says so."""
     device: Device = None
@@ -184,8 +183,8 @@ class EvaluateMatching:
             rows=with_peers(self.rows, init=self.init, model=self.model, device=self.device),
             out=self.out, split=self.split, images=self.images, proposals=self.proposals,
             boxes=self.boxes, seed=self.seed, measures=self.measures, shifted=self.shifted,
-            side=self.side, inputs=self.inputs, mirrored=self.mirrored, pairs=self.pairs,
-            device=self.device, quiet=self.json,
+            side=self.side, inputs=self.inputs, pairs=self.pairs, device=self.device,
+            quiet=self.json,
         )  # fmt: skip
         results = _written(paths, to_script=self.json)
         if not self.json:

@@ -133,7 +133,6 @@ class Options(TypedDict, total=False):
     shifted: Sequence[Measure]
     side: int
     inputs: Sequence[int]
-    mirrored: bool
     pairs: int | None
     quiet: bool
 
@@ -183,7 +182,6 @@ def evaluate_rows(
     shifted: Sequence[Measure] = SHIFTED,
     side: int = 224,
     inputs: Sequence[int] = (),
-    mirrored: bool = False,
     pairs: int | None = None,
     device: str | torch.device | None = None,
     quiet: bool = False,
@@ -194,8 +192,7 @@ def evaluate_rows(
 
     Pictures, proposals and ground truth are prepared once for all rows. Interrupted, it continues
     where it was when called again with the same settings. inputs: sides at which the networks see
-    the square of `side` pixels; rows are then called NAME@224+320, say. mirrored: they see each
-    mirrored too (NAME@320+448+mirrored is what `slower` does to photos).
+    the square of `side` pixels; rows are then called NAME@224+320, say.
     """
     asked = load_benchmark(benchmark, data, split=split, images=images)
     if pairs is not None:
@@ -212,13 +209,13 @@ def evaluate_rows(
         names = ", ".join(row.name for row in built)
         raise ValueError(f"{names}: nothing to measure by {', '.join(measures)}; ask for another")
     protocol = Protocol(
-        side=side, inputs=tuple(inputs), mirrored=mirrored,
+        side=side, inputs=tuple(inputs),
         measures=tuple(measure for measure in measures if measure in asked_of),
         shifted_measures=tuple(measure for measure in shifted if measure in asked_of),
         proposals=ProposalConfig(count=boxes, seed=seed),
     )  # fmt: skip
-    if protocol.inputs or mirrored:
-        seen = "+".join([*map(str, protocol.inputs), *["mirrored"] * mirrored])
+    if protocol.inputs:
+        seen = "+".join(map(str, protocol.inputs))
         built = [replace(row, name=f"{row.name}@{seen}") for row in built]
     out = Path(out)
     file = Path(proposals) if proposals else out / "cache" / f"proposals-{benchmark}.sqlite"

@@ -26,7 +26,7 @@ from surefeat.match.proposals import proposals_of
 from surefeat.measure.metrics import keypoint_box
 from surefeat.measure.protocol import REGION_MEASURES, Measure, Protocol
 from surefeat.measure.rows import Row
-from surefeat.model.features import Features, join_scales, turn
+from surefeat.model.features import Features, join_scales
 
 ACTIVE_SHARE = 0.75
 """More than this share of a proposal's area must lie in the box of the keypoints."""
@@ -250,8 +250,6 @@ def seen_at(row: Row, images: Tensor, protocol: Protocol) -> list[Features]:
     for n in protocol.seen:
         square = resize(images, size=(n, n))
         by_input.append(row.extract(square))
-        if protocol.mirrored:
-            by_input.append([turn(one) for one in row.extract(square.flip(-1))])
     joined = [join_scales(parts) for parts in zip(*by_input, strict=True)]
     side = (protocol.side, protocol.side)
     return [replace(one, frame=Frame(side, one.frame.network)) for one in joined]

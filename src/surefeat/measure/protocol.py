@@ -74,8 +74,6 @@ class Protocol:
     inputs: tuple[int, ...] = ()
     """Sides at which the network sees that square, pixels; with several, their scores add up.
     None given: as it is."""
-    mirrored: bool = False
-    """Every input is seen mirrored too, and the maps turned back: what `slower` does to photos."""
     measures: tuple[Measure, ...] = USUAL
     """What is measured on the pairs as they are."""
     shifted_measures: tuple[Measure, ...] = SHIFTED

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from surefeat.core.files import file_hash, pack_tensors
 from surefeat.core.geometry import Frame
+from surefeat.match.points import match_points
 from surefeat.measure.protocol import MEASURES, Measure
 from surefeat.model.config import POINT_WEIGHTS, REGION_WEIGHTS
 from surefeat.model.features import Features
@@ -192,11 +193,20 @@ def _scaled(maps: Tensor, *, unit: bool) -> Tensor:
     return F.normalize(maps, dim=1) if unit else maps
 
 
+AS_MATCHED = ("match", "match-slower")
+"""Rows of the model `ours` as two commands treat photos: seen as they are, not as squares."""
+
+_SEARCHED = tuple(name for name in MEASURES if name != "own")
+
+
 def model_row(
     name: str, source: str | Path | None, *, device: torch.device,
-    layer_weights: tuple[float, float] = (1.0, 1.0),
+    layer_weights: tuple[float, float] = (1.0, 1.0), slower: bool = False,
 ) -> Row:  # fmt: skip
-    """A trained model (a run or model folder; None: the one that ships), lower layer included."""
+    """A trained model (a run or model folder; None: the one that ships), lower layer included.
+
+    Its own way is what `surefeat match` does to photos, or `match --slower`; see AS_MATCHED.
+    """
     model = DenseFeatures.from_pretrained(source, device=device).requires_grad_(False)
 
     def extract(images: Tensor) -> list[Features]:
@@ -207,6 +217,10 @@ def model_row(
     def layers(images: Tensor) -> Sequence[Tensor]:
         maps, layers = model.forward_with_layers(images.float() / 255)
         return maps.descriptors, layers[0]
+
+    def transfer(image0: Tensor, image1: Tensor, points: Tensor) -> Tensor:
+        first, second = model.extract([image0, image1], slower=slower)
+        return match_points(first, second, points).points1
 
     return Row(
         name,
@@ -219,6 +233,8 @@ def model_row(
         lower_weight=POINT_WEIGHTS[1],
         region_weights=REGION_WEIGHTS,
         confidence=model.has_confidence,
+        measures=_SEARCHED,
+        transfer=transfer,
         settings={"trunk": model.config.trunk, "lower": "+".join(model.lower)},
     )
 
@@ -387,8 +403,8 @@ def build_row(
     raw: bool = False,
     layer_weights: tuple[float, float] = (1.0, 1.0),
 ) -> Row:
-    """A row by name: `ours` (from `model`), an untrained one, timm:NETWORK/TAP for a layer of any
-    timm network, or NAME=FOLDER for another model.
+    """A row by name: `ours`, `match` or `match-slower` (from `model`), an untrained one,
+    timm:NETWORK/TAP for a layer of any timm network, or NAME=FOLDER for another model.
 
     layer_weights: of a model's descriptors and lower layer under a head. raw: untrained layers
     are left as they are, instead of at unit length.
@@ -397,6 +413,9 @@ def build_row(
     if name == "ours" or (given and title and folder):
         source = model if name == "ours" else folder
         return model_row(title, source, device=device, layer_weights=layer_weights)
+    if name in AS_MATCHED:
+        row = model_row(name, model, device=device, slower=name == AS_MATCHED[1])
+        return replace(row, measures=("own",))
     if name in UNTRAINED:
         return imagenet_row(name, UNTRAINED[name], init=init, device=device, unit=not raw)
     if name.startswith("timm:"):
@@ -404,5 +423,5 @@ def build_row(
     if name in WITHOUT_LEARNING:
         describe, settings = WITHOUT_LEARNING[name]
         return untrained_row(name, lambda images: [_describe(images, describe)], settings=settings)
-    known = ", ".join([*UNTRAINED, *WITHOUT_LEARNING, "timm:NETWORK/TAP"])
+    known = ", ".join([*AS_MATCHED, *UNTRAINED, *WITHOUT_LEARNING, "timm:NETWORK/TAP"])
     raise ValueError(f"unknown row {name!r}; choose ours, {known}, or NAME=FOLDER for a model")
