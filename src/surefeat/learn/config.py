@@ -188,6 +188,7 @@ def preset(name: Preset) -> Config:
             train=replace(
                 ours.train, steps=200, batch=16, lr=3e-4, head_lr=2e-3, lr_warmup=20,
                 decay="cosine", log_every=10, check_every=0, checkpoint_every=20, kept_views=1200,
+                across=0.5,
             ),
         )  # fmt: skip
     linear = replace(ours.model, head="linear", lower="res4c")
