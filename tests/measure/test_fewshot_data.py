@@ -97,9 +97,7 @@ def test_rows_are_unit_length_per_layer_with_the_weights_asked_for(tmp_path: Pat
     for wrong in ((0.0, 0.0), (-1.0, 1.0)):
         with pytest.raises(ValueError, match="none may be negative, nor all 0"):
             build_row("ours", model=tmp_path, device=CPU, layer_weights=wrong)
-    with pytest.raises(
-        ValueError, match="unknown row 'resnet'; choose ours, match, match-slower"
-    ):
+    with pytest.raises(ValueError, match="unknown row 'resnet'; choose ours, match, match-slower"):
         build_row("resnet", device=CPU)
 
 
