@@ -466,7 +466,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"results": summary},
     PAGE: {
         **{f"points {name}": partial(points, name) for name in RULES},
-        **{f"regions {name}": partial(by_regions, name) for name in PAPERS},
+        "regions pf-pascal": partial(by_regions, "pf-pascal"),
         **{f"controls {name}": partial(controls, name) for name in PAPERS},
         "few-shot": partial(few_shot, "pascal3d"),
         "boxes": boxes,
