@@ -150,7 +150,7 @@ def common(result: dict[str, Any]) -> dict[str, Any]:
     return about | {"protocol": protocol, "settings": result["config"]["row"]}
 
 
-@pytest.mark.parametrize("row", ["ours@320", "res4e@320", "ours@320+448+mirrored"])
+@pytest.mark.parametrize("row", ["ours@320", "res4e@320", "match", "match-slower"])
 def test_a_line_of_the_readme_is_one_model_measured_in_one_way(row: str) -> None:
     folders = (RESULTS / "pf-pascal", RESULTS / "cub-dev")
     files = [path for path in MATCHING if path.stem.endswith(f"-test-{row}")]
