@@ -111,7 +111,21 @@ def exchanged(content: Any, way: tuple[Any, ...], value: Any) -> Any:
     return content
 
 
-SMALL_COCO = {
+@pytest.mark.parametrize("kind", ["images", "categories"])
+def test_two_entries_of_one_id_are_refused_and_a_repeated_one_is_not(
+    tmp_path: Path, kind: str
+) -> None:
+    file, content = tmp_path / "x.json", copy.deepcopy(SMALL_COCO)
+    content[kind].append(content[kind][0])
+    file.write_text(json.dumps(content))
+    read_annotations(file)
+    content[kind][1] = content[kind][0] | {"file_name": "b.png", "name": "d"}
+    file.write_text(json.dumps(content))
+    with pytest.raises(SourceError, match=rf"x\.json: two {kind} have the id 1; give each"):
+        read_annotations(file)
+
+
+SMALL_COCO: dict[str, Any] = {
     "images": [{"id": 1, "file_name": "a.png", "width": 9, "height": 9}],
     "categories": [{"id": 1, "name": "c", "keypoints": ["l", "r"], "flip": [1, 0]}],
     "annotations": [
@@ -256,6 +270,7 @@ REFUSED = {
     "keypoints transfer {photos}/keypoints.json {photos} --out {out} --sure 7": "--sure is 7; ",
     "keypoints transfer {photos}/keypoints.json {photos} --out {out} --sure nan": "--sure is nan",
     "evaluate self {photos} --model {model} --seed -1": "--seed is -1; use at least 0",
+    "relate {photos} --out {out} --threshold 7": "threshold is 7.0; probabilities are between",
     "evaluate parts --model {model} --seed -1": "--seed is -1; use at least 0",
     "evaluate tables {photos} --out {out}": "holds no matching results",
     "evaluate pairs {pairs} --model {model} --out {out} --inputs 0": "--inputs is 0; use 16 to",

@@ -73,8 +73,7 @@ class KeypointsTransfer:
             why = transferred.skipped[0].reason
             raise ValueError(f"none of the {len(transferred.skipped)} photos can be read: {why}")
         write_coco(self.out / "keypoints.json", transferred.found())
-        if transferred.skipped:
-            write_skipped(self.out / "skipped.txt", transferred.skipped)
+        write_skipped(self.out / "skipped.txt", transferred.skipped)
         if self.pictures:
             self._draw(transferred)
         if self.fit is not None:
