@@ -23,7 +23,7 @@ from surefeat.data.coco import read_annotations
 from surefeat.data.decode import SourceError
 from surefeat.data.pairs import load_pairs
 from surefeat.data.sources import find_images
-from surefeat.learn.runs import Run
+from surefeat.learn.runs import Run, locked
 from surefeat.match.proposals import read_proposals
 from surefeat.measure.results import read_result
 from surefeat.model.config import read_settings
@@ -429,3 +429,12 @@ def test_a_file_where_results_go_is_refused_before_any_photo_is_seen(
     said = refused(f"{command.format(tmp_path / 'no.jpg')} --out {taken}", capsys)
     assert f"{taken} is a file where a folder has to be" in said
     assert taken.read_text() == "mine"
+
+
+def test_two_that_carry_labels_do_not_share_a_folder(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"keypoints transfer {photos}/keypoints.json {photos} --out {tmp_path / 'out'}"
+    with locked(tmp_path / "out"):
+        assert f"{tmp_path / 'out'} is in use by process" in refused(command, capsys)
+    assert not (tmp_path / "out").exists()
