@@ -23,7 +23,7 @@ from surefeat.data.coco import read_annotations
 from surefeat.data.decode import SourceError
 from surefeat.data.pairs import load_pairs
 from surefeat.data.sources import find_images
-from surefeat.learn.runs import Run
+from surefeat.learn.runs import Run, locked
 from surefeat.match.proposals import read_proposals
 from surefeat.measure.results import read_result
 from surefeat.model.config import read_settings
@@ -111,7 +111,21 @@ def exchanged(content: Any, way: tuple[Any, ...], value: Any) -> Any:
     return content
 
 
-SMALL_COCO = {
+@pytest.mark.parametrize("kind", ["images", "categories"])
+def test_two_entries_of_one_id_are_refused_and_a_repeated_one_is_not(
+    tmp_path: Path, kind: str
+) -> None:
+    file, content = tmp_path / "x.json", copy.deepcopy(SMALL_COCO)
+    content[kind].append(content[kind][0])
+    file.write_text(json.dumps(content))
+    read_annotations(file)
+    content[kind][1] = content[kind][0] | {"file_name": "b.png", "name": "d"}
+    file.write_text(json.dumps(content))
+    with pytest.raises(SourceError, match=rf"x\.json: two {kind} have the id 1; give each"):
+        read_annotations(file)
+
+
+SMALL_COCO: dict[str, Any] = {
     "images": [{"id": 1, "file_name": "a.png", "width": 9, "height": 9}],
     "categories": [{"id": 1, "name": "c", "keypoints": ["l", "r"], "flip": [1, 0]}],
     "annotations": [
@@ -256,6 +270,7 @@ REFUSED = {
     "keypoints transfer {photos}/keypoints.json {photos} --out {out} --sure 7": "--sure is 7; ",
     "keypoints transfer {photos}/keypoints.json {photos} --out {out} --sure nan": "--sure is nan",
     "evaluate self {photos} --model {model} --seed -1": "--seed is -1; use at least 0",
+    "relate {photos} --out {out} --threshold 7": "threshold is 7.0; probabilities are between",
     "evaluate parts --model {model} --seed -1": "--seed is -1; use at least 0",
     "evaluate tables {photos} --out {out}": "holds no matching results",
     "evaluate pairs {pairs} --model {model} --out {out} --inputs 0": "--inputs is 0; use 16 to",
@@ -414,3 +429,12 @@ def test_a_file_where_results_go_is_refused_before_any_photo_is_seen(
     said = refused(f"{command.format(tmp_path / 'no.jpg')} --out {taken}", capsys)
     assert f"{taken} is a file where a folder has to be" in said
     assert taken.read_text() == "mine"
+
+
+def test_two_that_carry_labels_do_not_share_a_folder(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"keypoints transfer {photos}/keypoints.json {photos} --out {tmp_path / 'out'}"
+    with locked(tmp_path / "out"):
+        assert f"{tmp_path / 'out'} is in use by process" in refused(command, capsys)
+    assert not (tmp_path / "out").exists()

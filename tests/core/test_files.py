@@ -370,6 +370,14 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert caught.value.errno == 28
 
 
+def test_a_folder_that_takes_no_files_names_the_file_and_not_its_part(tmp_path: Path) -> None:
+    if not Path("/proc/self").exists():
+        pytest.skip("needs a folder that takes no files from anybody")
+    with pytest.raises(OSError, match=r"x\.json") as refused:
+        write_json(Path("/proc/x.json"), {})
+    assert refused.value.filename == "/proc/x.json"
+
+
 @pytest.mark.parametrize("content", ["", "[1]", '{"a": '], ids=["empty", "a list", "cut short"])
 def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "about.json").write_text(content)

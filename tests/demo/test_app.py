@@ -187,7 +187,7 @@ def test_the_page_listens_on_this_machine_only_and_limits_uploads(page: Any) -> 
     large = {"files": ("large.png", bytes(26 * 2**20))}
     answer = httpx.post(f"{page.local_url}gradio_api/upload", files=large, trust_env=False)
     assert answer.status_code == 413
-    with pytest.raises(OSError, match=f"port {port} cannot be used"):
+    with pytest.raises(OSError, match=f"port {port} cannot be used, another program may"):
         launch(port=port, device="cpu", block=False)
 
 

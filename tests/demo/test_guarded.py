@@ -100,6 +100,7 @@ def test_a_click_where_no_photo_is_gets_an_answer(page: Any, visitor: httpx.Clie
         {"host": "evil.example"},
         {"host": "evil.example:7860"},
         {"host": "127.0.0.1.evil.example"},
+        {"host": "127.0.0.1:@evil.example"},
         {"host": ""},
         {"origin": "http://evil.example"},
         {"origin": "null"},

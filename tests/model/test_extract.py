@@ -206,6 +206,8 @@ def test_names_that_are_no_text_too_long_or_several_lines_are_listed_on_one(
     assert "cannot hold" in lines[3]
     again = extract_to_folder([folder], out, model=model, quiet=True)
     assert (again.written, again.already_there, len(again.skipped)) == (0, 5, 4)
+    assert extract_to_folder([folder / "a.png"], out, model=model, quiet=True).listed is None
+    assert not (out / "skipped-0.txt").exists()  # of what was skipped before
 
 
 def test_an_extract_that_could_read_nothing_is_an_error(tmp_path: Path) -> None:

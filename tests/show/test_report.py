@@ -170,6 +170,35 @@ def test_report_of_an_unfinished_run_without_images(run: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("images.json", '{"images": "many", "held_out": 2}'), ("images.json", '{"held_out_names": 5}'),
+     ("summary.json", '{"seconds": null}'), ("summary.json", '{"self_check": {"auroc": "x"}}'),
+     ("before.json", '{"self_check": 3}')],
+)  # fmt: skip
+def test_a_record_of_other_values_is_named(
+    run: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name} is damaged \(its .*\); remove it, or put back"):
+        write_report(tmp_path / "run")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_lines_of_the_log_without_what_a_training_writes_are_left_out(
+    run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    strange = ['{"step": 2}', '{"step": 3, "loss": null, "pairs_per_s": 4}']
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(strange))
+    (tmp_path / "run" / "images.json").write_text("{}")
+    page = Page(write_report(tmp_path / "run"))
+    assert "Training" not in page.texts["h2"]
+    assert any("learned from its images" in text for text in page.texts["p"])
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_report_of_a_run_without_confidence_shows_none(run: Path, tmp_path: Path) -> None:
     for name in ("environment.json", "metrics.jsonl", "summary.json"):
         shutil.copy(run / name, tmp_path / name)

@@ -52,10 +52,7 @@ class KeypointsTransfer:
 
     def run(self) -> None:
         from surefeat.core.files import check_free
-        from surefeat.data.decode import write_skipped
-        from surefeat.data.keypoints import write_coco
-        from surefeat.keypoints.transfer import transfer
-        from surefeat.model.network import DenseFeatures
+        from surefeat.learn.runs import locked
 
         if not self.photos:
             raise ValueError("no photos are given; name the folder whose photos to label")
@@ -63,6 +60,15 @@ class KeypointsTransfer:
             raise ValueError(f"--sure is {self.sure:g}; scores are between 0 and 1")
         if self.fit is not None:
             check_free(self.fit)
+        with locked(self.out):  # two at once would mix what the journal has of each
+            self._transfer()
+
+    def _transfer(self) -> None:
+        from surefeat.data.decode import write_skipped
+        from surefeat.data.keypoints import write_coco
+        from surefeat.keypoints.transfer import transfer
+        from surefeat.model.network import DenseFeatures
+
         model = DenseFeatures.from_pretrained(self.model, device=self.device)
         transferred = transfer(
             self.labels, self.photos if len(self.photos) > 1 else self.photos[0], model,
@@ -73,8 +79,7 @@ class KeypointsTransfer:
             why = transferred.skipped[0].reason
             raise ValueError(f"none of the {len(transferred.skipped)} photos can be read: {why}")
         write_coco(self.out / "keypoints.json", transferred.found())
-        if transferred.skipped:
-            write_skipped(self.out / "skipped.txt", transferred.skipped)
+        write_skipped(self.out / "skipped.txt", transferred.skipped)
         if self.pictures:
             self._draw(transferred)
         if self.fit is not None:

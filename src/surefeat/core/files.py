@@ -196,11 +196,11 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """A full or failing disk does not say of which file; this does."""
+    """A full or failing disk does not say of which file, or names the part of one; this does."""
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.filename is not None:
+        if error.errno is None or not str(error.filename or ".part").endswith(".part"):
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 

@@ -143,10 +143,13 @@ def read_annotations(path: Path, *, strict: bool = True) -> Coco:
     content = read_bytes(path)
     try:
         data = json.loads(content)
-        images = {entry["id"]: _image(entry) for entry in data["images"]}
+        images = _by_id([(entry["id"], _image(entry)) for entry in data["images"]], "images")
         known = data["categories"] if strict else data.get("categories", [])
-        kinds = {entry["id"]: (str(entry["name"]), entry) for entry in known}
+        named = [(entry["id"], (str(entry["name"]), entry)) for entry in known]
+        kinds = _by_id(named, "categories")
         entries = [dict(entry) for entry in data["annotations"]]
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from error
     except WRONG as error:
         raise SourceError(f"{path} is not a COCO file ({_why(error)}); {_FIX}") from error
     try:
@@ -179,6 +182,15 @@ def _why(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"without {error.args[0]!r}"
     return "nested too deeply" if isinstance(error, RecursionError) else "laid out otherwise"
+
+
+def _by_id(entries: Sequence[tuple[Any, Any]], what: str) -> dict[Any, Any]:
+    """Entries by their ids; two different ones with one id would share their annotations."""
+    known: dict[Any, Any] = {}
+    for key, entry in entries:
+        if known.setdefault(key, entry) != entry:
+            raise SourceError(f"two {what} have the id {key!r}; give each an id of its own")
+    return known
 
 
 def _skeleton(entry: dict[str, Any]) -> list[tuple[int, int]]:

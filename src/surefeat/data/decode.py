@@ -99,9 +99,12 @@ class Skipped:
 
 
 def write_skipped(file: Path, skipped: Sequence[Skipped]) -> None:
-    """Write a line with name and reason for each."""
-    lines = (f"{printable(entry.name)}\t{printable(entry.reason)}\n" for entry in skipped)
-    write_text(file, "".join(lines))
+    """Write a line with name and reason for each; of none, no file, nor one of an earlier run."""
+    lines = "".join(f"{printable(one.name)}\t{printable(one.reason)}\n" for one in skipped)
+    if lines:
+        write_text(file, lines)
+    else:
+        file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

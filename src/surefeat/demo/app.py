@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -129,7 +130,8 @@ def launch(
             app_kwargs={"middleware": [Middleware(OwnPageAlone)]},
         )  # fmt: skip
     except OSError as error:
-        raise OSError(f"port {port} cannot be used ({error}); pass another port") from error
+        why = "another program may have it"
+        raise OSError(f"port {port} cannot be used, {why}; pass another port") from error
     if block:
         print(f"surefeat demo at {page.local_url} (Ctrl-C ends it)")
         page.block_thread()
@@ -149,7 +151,7 @@ class OwnPageAlone:
         if scope["type"] in ("http", "websocket"):
             headers = Headers(scope=scope)
             host = headers.get("host", "")
-            own = host.partition(":")[0] in ("127.0.0.1", "localhost")
+            own = re.fullmatch(r"(127\.0\.0\.1|localhost)(:\d+)?", host) is not None
             if not own or headers.get("origin", f"http://{host}") != f"http://{host}":
                 refusal = PlainTextResponse("open the page under its own address", 403)
                 await refusal(scope, receive, send)

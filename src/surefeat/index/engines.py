@@ -204,10 +204,7 @@ def _summary(out: Path, shards: int, reports: Sequence[ShardReport], *, rank: in
     ordered = sorted(reports, key=lambda report: report.number)
     skipped = tuple(entry for report in ordered for entry in report.skipped)
     listed = out / f"_skipped-{rank}.txt"
-    if skipped:
-        write_skipped(listed, skipped)
-    else:
-        listed.unlink(missing_ok=True)
+    write_skipped(listed, skipped)
     written = sum(report.written for report in reports)
     return CellsWritten(
         folder=out,

@@ -69,6 +69,8 @@ def relate(
     that cannot be read are skipped and listed. The model (default: the one that ships) must know
     its own reliability.
     """
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold is {threshold}; probabilities are between 0 and 1")
     model = model or DenseFeatures.from_pretrained()
     if model.reliability is None or model.cohort is None:
         what = "this model was never fitted on pairs of known relation"

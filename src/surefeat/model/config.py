@@ -122,7 +122,8 @@ def read_settings(folder: Path) -> tuple[ModelConfig, Path, str]:
         check_settings(config, least={"channels": 1, "longest-side": 16}, most=sides)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"{path} is not what save_pretrained writes ({error})"
-        raise ValueError(f"{what}; pass a folder written by `surefeat pretrain`") from error
+        fix = "pass a folder written by `surefeat pretrain`, whose --resume writes it anew"
+        raise ValueError(f"{what}; {fix}") from error
     return config, checked_weights(folder / WEIGHTS, wanted), wanted
 
 

@@ -84,15 +84,15 @@ def extract_to_folder(
                     skipped.append(Skipped(str(path), what))
             bar.update(len(part))
     skipped.sort(key=lambda entry: entry.name)
-    listed = out / f"skipped-{rank}.txt" if skipped else None
-    if listed is not None:
-        write_skipped(listed, skipped)
-        if world == 1 and len(skipped) == len(mine):
-            first = f"{printable(skipped[0].name)} {skipped[0].reason}"
-            fix = "lists, tar shards and Parquet files go with --format parquet"
-            said = f"none of {len(mine)} images can be read (listed in {listed})"
-            raise SourceError(f"{said}; {first}; {fix}")
-    return Extracted(out, written, len(readable) - len(todo), tuple(skipped), listed)
+    listed = out / f"skipped-{rank}.txt"
+    write_skipped(listed, skipped)
+    if skipped and world == 1 and len(skipped) == len(mine):
+        first = f"{printable(skipped[0].name)} {skipped[0].reason}"
+        fix = "lists, tar shards and Parquet files go with --format parquet"
+        said = f"none of {len(mine)} images can be read (listed in {listed})"
+        raise SourceError(f"{said}; {first}; {fix}")
+    there = len(readable) - len(todo)
+    return Extracted(out, written, there, tuple(skipped), listed if skipped else None)
 
 
 def _check_same_model(model: DenseFeatures, longest_side: int, out: Path, *, tiles: bool) -> None:

@@ -92,7 +92,7 @@ def write_report(run_folder: str | Path, *, images: Sequence[ImageLike] = ()) ->
     RUN/examples, if any. Unfinished runs work too.
     """
     run = Run.open(run_folder)
-    config, metrics = run.settings(Config), run.metrics()
+    config, metrics = run.settings(Config), [row for row in run.metrics() if _whole(row)]
     summary = _read_json(run.folder / "summary.json")
     sections = [_summary(metrics, summary)]
     if check := summary.get("self_check"):
@@ -109,8 +109,27 @@ def write_report(run_folder: str | Path, *, images: Sequence[ImageLike] = ()) ->
     return write_page(run.folder / "report.html", title, sections, lead=lead, foot=_FOOT)
 
 
+# What a run writes beside its log, and reports read; none of it need be there.
+_KINDS: dict[str, Any] = {
+    "images": int, "held_out": int, "held_out_names": list, "steps": int, "seconds": int | float,
+    "self_check": dict,
+}  # fmt: skip
+
+
 def _read_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+    about = read_json(path) if path.is_file() else {}
+    wrong = [name for name in _KINDS.keys() & about if not isinstance(about[name], _KINDS[name])]
+    check = {} if wrong else about.get("self_check", {})
+    if not all(isinstance(value, int | float | None) for value in check.values()):
+        wrong.append("self_check")
+    if wrong:
+        raise ValueError(f"{path} is damaged (its {wrong[0]}); remove it, or put back a copy")
+    return about
+
+
+def _whole(row: dict[str, Any]) -> bool:
+    """Whether a line of the log has what a training writes; others are left out."""
+    return all(isinstance(row.get(name), int | float) for name in ("loss", "pairs_per_s"))
 
 
 def _examples(run: Run, images: Sequence[ImageLike]) -> list[Example]:
@@ -146,7 +165,7 @@ def _decoded(image: ImageLike) -> Iterator[Example]:
 
 def _image_count(run: Run) -> str:
     about = _read_json(run.folder / "images.json")
-    if not about:
+    if not {"images", "held_out"} <= about.keys():
         return "its images"
     return f"{about['images']:,} images, with {about['held_out']:,} more held out to check on"
 
@@ -183,7 +202,7 @@ def _check_section(check: dict[str, Any], before: dict[str, Any]) -> Section:
             shares = (f"{100 * values[f'{key}@{level}']:.1f}{_SPACE}%" for level in levels)
             rows.append((title, *shares))
     heading = ("right within", *(f"{100 * float(level):g}{_SPACE}%" for level in levels))
-    text, numbers = _CHECK.format(points=check["points"]), _check_numbers(check)
+    text, numbers = _CHECK.format(points=check.get("points", 0)), _check_numbers(check)
     text += _FELL * _fell(check, before.get("self_check") or {})
     table = [heading, *rows] if len(rows) > 1 else None
     return Section("Label-free check", text, numbers=numbers, table=table)
