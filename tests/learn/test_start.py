@@ -100,7 +100,8 @@ def test_a_run_tells_what_it_was_like_before(tmp_path: Path) -> None:
     assert before["init"] == "none"
     assert done.check is not None
     after = done.check.to_dict()
-    assert before["self_check"].keys() == after.keys()
+    shipped = {key for key in before["self_check"] if key.startswith("shipped@")}
+    assert before["self_check"].keys() == after.keys() | shipped
     # Nothing learns where points stay: the same views, the same share.
     for key in (k for k in after if k.startswith("same_place@")):
         assert before["self_check"][key] == after[key]
@@ -108,6 +109,9 @@ def test_a_run_tells_what_it_was_like_before(tmp_path: Path) -> None:
     page = write_report(done.folder).read_text()
     assert "every point left in its place" in page
     assert "before (--init none)" in page
+    assert len(shipped) == 3
+    share = f"{100 * before['self_check']['shipped@0.1']:.1f}"
+    assert share in page.split("the model that ships")[1]
     assert "the lower layers alone, before" in page
     assert "How far the network trusts" in page
     untouched = pretrain(
@@ -118,6 +122,20 @@ def test_a_run_tells_what_it_was_like_before(tmp_path: Path) -> None:
     assert first["accuracy@0.1"] == untouched.check.to_dict()["accuracy@0.1"]
     # Of a sigma that was never let go there is nothing to show.
     assert "How far the network trusts" not in write_report(untouched.folder).read_text()
+
+
+def test_a_stop_before_the_first_step_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    source, out = images(tmp_path / "p", count=22), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("surefeat.learn.pretrain.self_check", stopped)
+        with pytest.raises(KeyboardInterrupt, match=r"^stopped; --resume goes on$"):
+            pretrain(source, out=out, config=tiny(steps=2), quiet=True)
+    assert pretrain(source, out=out, resume=True, quiet=True).progress.step == 2
 
 
 def test_an_unfinished_run_is_a_model_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -54,7 +54,7 @@ from surefeat.learn.loss import (
     step_draws,
 )
 from surefeat.learn.runs import Run, alone, list_skipped
-from surefeat.learn.selfcheck import SelfCheck, self_check
+from surefeat.learn.selfcheck import SelfCheck, beside_shipped, self_check
 from surefeat.learn.trust import PHOTOS, Trust, trust_without_labels
 from surefeat.model.config import SHIPPED_TRUNKS
 from surefeat.model.network import DenseFeatures
@@ -139,8 +139,11 @@ def pretrain(
         config.train.steps, _SHOWN, quiet=quiet,
         tensorboard=run.folder / "tensorboard" if tensorboard and part.rank == 0 else None,
     ) as shown:  # fmt: skip
-        done = _learn(model, pictures, run, config, init=str(init), shown=shown, part=part,
-                      overfit=bool(overfit))  # fmt: skip
+        try:
+            done = _learn(model, pictures, run, config, init=str(init), shown=shown, part=part,
+                          overfit=bool(overfit))  # fmt: skip
+        except KeyboardInterrupt as stop:  # within the loop it says so itself
+            raise KeyboardInterrupt(str(stop) or "stopped; --resume goes on") from None
     _finish(run, done, pictures, part)
     return done
 
@@ -156,7 +159,7 @@ def _learn(
         return self_check(model, apart.pixels, apart.sizes, warp=config.warp, colour=config.colour)
 
     if part.rank == 0 and apart.names and not run.checkpoints():
-        _look_before(run, model.eval(), pictures, check(model), init=init)
+        _look_before(run, model, pictures, beside_shipped(model.eval(), check), init=init)
     progress = train(
         model, pictures.batches, run, config, part=part, shown=shown, overfit=overfit,
         check=(lambda current: check(current).to_dict()) if apart.names else None,

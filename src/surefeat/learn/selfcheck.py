@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -175,9 +176,14 @@ def check_folder(
             model, canvas.pixels, canvas.sizes, warp=config.warp, colour=config.colour, seed=seed
         )
 
-    shipped = DenseFeatures.from_pretrained(device=device)
-    same = shipped.weights_hash() == features.weights_hash()
-    return replace(check(features), shipped={} if same else check(shipped).accuracy)
+    return beside_shipped(features, check)
+
+
+def beside_shipped(model: DenseFeatures, check: Callable[[DenseFeatures], SelfCheck]) -> SelfCheck:
+    """The check of a model, and where it is another one of that which ships."""
+    shipped = DenseFeatures.from_pretrained(device=model.device)
+    same = shipped.weights_hash() == model.weights_hash()
+    return replace(check(model), shipped={} if same else check(shipped).accuracy)
 
 
 def _run_of(model: str | Path | None) -> Run | None:

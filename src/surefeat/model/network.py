@@ -317,7 +317,8 @@ class DenseFeatures(nn.Module):
         if checkpoint is not None and not (folder / SETTINGS).is_file():
             return cls._of_checkpoint(folder, checkpoint).eval().to(where)
         config, weights, digest = read_settings(folder)
-        model = cls(config)
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+            model = cls(config)
         state = widen(read_tensors(weights)[0])
         check_finite(state, what=str(weights))
         try:

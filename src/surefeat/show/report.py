@@ -194,6 +194,7 @@ def _check_section(check: dict[str, Any], before: dict[str, Any]) -> Section:
     named = (
         ("after training", "accuracy", check),
         (f"before (--init {before.get('init', '')})", "accuracy", before.get("self_check")),
+        ("the model that ships", "shipped", before.get("self_check")),
         ("the lower layers alone, before", "lower_layers", before.get("self_check")),
         ("every point left in its place", "same_place", check),
     )  # fmt: skip
