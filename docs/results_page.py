@@ -448,10 +448,10 @@ def summary() -> str:
     )
     table = [["", "PF-PASCAL, scnet@0.1", "PF-PASCAL, img@0.1", "birds, scnet@0.1"]]
     for row, title in {
-        "res4e@320": "untrained: res4e of a ResNet-50",
-        "ours@320": "**surefeat**, as it ships",
-        "match-slower": "surefeat, slower: photos seen larger and mirrored too",
-        "birds200@320": "surefeat, after `pretrain` on 200 other photos of birds, on a CPU",
+        "res4e@320": "untrained: res4e of a ResNet-50, photos seen as squares",
+        "match": "**surefeat**, as it ships: `surefeat match`",
+        "match-slower": "`surefeat match --slower`: photos seen larger and mirrored too",
+        "birds200@320": "after `surefeat pretrain` on 200 other photos of birds, on a CPU",
     }.items():
         shown = ((pascal, scnet), (pascal, img), (birds, scnet))
         cells = [score.shown(score.of(of[row]) if row in of else None) for of, score in shown]
