@@ -23,7 +23,7 @@ ROOMS = (
 )  # fmt: skip
 """Lowest first."""
 
-MOST_FILES, MOST_LINES, LEAST_MEDIAN = 139, 30_200, 180
+MOST_FILES, MOST_LINES, LEAST_MEDIAN = 138, 29_900, 180
 """Of the package without its models: 85 files and 16,500 lines before there were probabilities of
 pairs, an index, transfer, other tools' files, clusters and the paper's peers."""
 

@@ -31,7 +31,7 @@ from surefeat.learn.runs import Run
 from surefeat.match.points import matching_text
 from surefeat.match.related import PAIR_SIGNS, POINT_SIGNS
 from surefeat.match.votes import Voting
-from surefeat.model.config import POINT_WEIGHTS, ModelConfig
+from surefeat.model.config import POINT_WEIGHTS
 from surefeat.model.features import Features
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import Cohort, Logistic, Reliability
@@ -224,16 +224,6 @@ def a_reliability(**changes: Any) -> Reliability:
 def a_cohort(features: Features, *, count: int = 8) -> Cohort:
     """Some places of features."""
     return Cohort(features.lower.flatten(1).T[:count])
-
-
-def stand_in(side: int, *, bias: float = 0.1) -> DenseFeatures:
-    """A small network that stands for the one that ships; bias: of the fit of its points."""
-    torch.manual_seed(0)
-    model = DenseFeatures(ModelConfig(trunk="small", channels=8, longest_side=side)).eval()
-    point = a_logistic(POINT_SIGNS, bias=bias, score=2.0, confidence0=1.5, confidence1=0.5)
-    model.reliability = a_reliability(sides=(side,), point=point)
-    model.cohort = a_cohort(model.extract(smooth_photo(side, side, seed=9))[0], count=30)
-    return model
 
 
 # Random regions, and a picture with smooth parts and sharp edges.

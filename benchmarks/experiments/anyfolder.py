@@ -115,14 +115,6 @@ RECIPES: dict[str, Recipe] = {
         "birds", 0.3, WIDE | LEARNS_RES5, photos=1200
     ),
     "200 birds, kept x 6": Recipe("birds", 0.1, SOFT, 200, 200, 6),
-    **{
-        f"{name}, kept x 6, {steps} steps{', across' * (share > 0)}": Recipe(
-            folder, 0.1, {"train.across": share}, 200, steps, 6
-        )
-        for name, folder in (("200 birds", "birds"), ("PF-PASCAL", "pf-pascal"))
-        for steps in (200, 400)
-        for share in (0.0, 0.5)
-    },
     "200 birds, kept x 6, wide, .3 mirrored": Recipe("birds", 0.3, WIDE, 200, 200, 6),
     "200 birds, kept x 6, wide, .1 mirrored": Recipe("birds", 0.1, WIDE, 200, 200, 6),
     "PF-PASCAL, kept x 6, wide, .1 mirrored": Recipe("pf-pascal", 0.1, WIDE, 200, 200, 6),

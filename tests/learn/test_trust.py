@@ -16,14 +16,20 @@ from surefeat.model.config import ModelConfig
 from surefeat.model.network import DenseFeatures
 from surefeat.model.probability import Cohort, Reliability
 from surefeat.model.weights import quantise, widen
-from tiny import a_logistic, smooth_photo, stand_in
+from tiny import a_cohort, a_logistic, a_reliability, smooth_photo
 
 SIDE = 96
 
 
 @pytest.fixture
 def shipped() -> DenseFeatures:
-    return stand_in(SIDE)
+    """A small network that stands for the one that ships."""
+    torch.manual_seed(0)
+    model = DenseFeatures(ModelConfig(trunk="small", channels=8, longest_side=SIDE)).eval()
+    point = a_logistic(POINT_SIGNS, score=2.0, confidence0=1.5, confidence1=0.5)
+    model.reliability = a_reliability(sides=(SIDE,), point=point)
+    model.cohort = a_cohort(model.extract(smooth_photo(SIDE, SIDE, seed=9))[0], count=30)
+    return model
 
 
 @pytest.fixture

@@ -274,12 +274,8 @@ class Batches:
         """(pixels (b, 3, S, S) uint8, sizes (b, 2)) of each step, on the device."""
         for step in steps:
             picked = batch_indices(step, batch=batch, count=len(self.pixels), seed=seed)
-            yield self.at(picked[part.rows(batch)])
-
-    def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixels and sizes of some images (b,), on the device."""
-        rows = _upload(rows, self.pixels.device)
-        return _upload(self.pixels[rows], self.device), _upload(self.sizes[rows], self.device)
+            rows = _upload(picked[part.rows(batch)], self.pixels.device)
+            yield _upload(self.pixels[rows], self.device), _upload(self.sizes[rows], self.device)
 
     def skipped(self) -> tuple[Skipped, ...]:
         """The bad files of the canvas."""

@@ -118,9 +118,6 @@ class TrainConfig:
     kept_views: int = 0
     """Views in all that are drawn once and kept as the frozen layers see them, 4 to 8 a photo; the
     rest of the photos is not used. 0: views are drawn anew at every step [C]."""
-    across: float = 0.0
-    """Share of pairs that show two photos which match by themselves, where the folder has such; for
-    one process, photos in memory and a trunk that ships [M]."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +153,8 @@ _LEAST = {
 
 
 _MOST = {
-    "warp.mirrored": 1, "train.across": 1, "colour.probability": 1, "model.sigma-floor": 0.9,
-    "warp.size": 4096, "model.longest-side": 4096, "data.side": 4096, "data.workers": 1024,
+    "warp.mirrored": 1, "colour.probability": 1, "model.sigma-floor": 0.9, "warp.size": 4096,
+    "model.longest-side": 4096, "data.side": 4096, "data.workers": 1024,
     "train.batch": 100_000, "loss.points": 100_000,
 }  # fmt: skip
 
@@ -188,7 +185,6 @@ def preset(name: Preset) -> Config:
             train=replace(
                 ours.train, steps=200, batch=16, lr=3e-4, head_lr=2e-3, lr_warmup=20,
                 decay="cosine", log_every=10, check_every=0, checkpoint_every=20, kept_views=1200,
-                across=0.5,
             ),
         )  # fmt: skip
     linear = replace(ours.model, head="linear", lower="res4c")

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from surefeat.core import progress
+from surefeat.core.geometry import compose, invert
 from surefeat.data.decode import Batches, batch_indices
-from surefeat.learn.across import Partners, chosen_photos, second_points
 from surefeat.learn.config import Config, TrainConfig
 from surefeat.learn.loss import PairLoss, held_steps, loss_of_maps, step_draws
-from surefeat.learn.warp import change_colour, draw, render, view_maps
+from surefeat.learn.warp import change_colour, draw, render, shared_points, view_maps
 from surefeat.model.network import DenseFeatures
 
 LEAST_VIEWS, MOST_VIEWS = 4, 8
@@ -36,8 +36,6 @@ class KeptViews:
     """(N, V, C, h, w) each, half precision: of `DenseFeatures.frozen_maps`."""
     to_source: Tensor
     """(N, V, 2, 3): view pixels -> photo pixels."""
-    photos: Tensor
-    """(N,) which of the photos."""
 
 
 def photos_and_views(photos: int, total: int) -> tuple[int, int]:
@@ -61,12 +59,12 @@ def keep_views(
     """Draw and look at `train.kept_views` views in all, of photos chosen by the seed."""
     device, seed, trained = model.device, config.train.seed, config.train.trained
     count, views = photos_and_views(len(batches.pixels), config.train.kept_views)
-    chosen = chosen_photos(len(batches.pixels), count, seed=seed)
+    order = torch.randperm(len(batches.pixels), generator=torch.Generator().manual_seed(seed))
     generator = torch.Generator(device=device).manual_seed(seed * 1_000_003 + 3)
     layers: list[list[Tensor]] = []
     to_source = []
     with progress.bar(total=count, desc="looking at views", unit="img", quiet=quiet) as bar:
-        for rows in torch.split(chosen, _CHUNK):
+        for rows in torch.split(order[:count], _CHUNK):
             pixels = batches.pixels[rows.to(batches.pixels.device)].to(device).float() / 255
             sizes = batches.sizes[rows.to(batches.sizes.device)].to(device)
             seen, placed = [], []
@@ -83,18 +81,13 @@ def keep_views(
             to_source.append(torch.stack(placed, 1))
             bar.update(len(rows))
     maps = tuple(torch.cat(chunks) for chunks in zip(*layers, strict=True))
-    return KeptViews(maps, torch.cat(to_source), chosen)
+    return KeptViews(maps, torch.cat(to_source))
 
 
 def kept_losses(
-    model: DenseFeatures,
-    kept: KeptViews,
-    steps: range,
-    config: Config,
-    partners: Partners | None = None,
+    model: DenseFeatures, kept: KeptViews, steps: range, config: Config
 ) -> Iterator[tuple[PairLoss, Tensor]]:
-    """Of each step: a view of every photo of a batch and another, of it or of a partner (of the
-    kept photos), and all pairs of their points."""
+    """Of each step: two views of every photo of a batch, all pairs of their points."""
     device, seed, trained = kept.to_source.device, config.train.seed, config.train.trained
     count, views = kept.to_source.shape[:2]
     for step in steps:
@@ -102,14 +95,12 @@ def kept_losses(
         rows = batch_indices(step, batch=config.train.batch, count=count, seed=seed).to(device)
         first = (draws.affine[:, 0, 0] * views).long()
         second = (first + 1 + (draws.affine[:, 1, 0] * (views - 1)).long()) % views
-        beside = partners.second(rows, draws, config.train.across) if partners else None
-        shown = ((rows, first), (beside.photo if beside else rows, second))
-        to_source = torch.stack([kept.to_source[photo, view] for photo, view in shown], 1)
-        points = second_points(
-            to_source, beside, draws, side=config.warp.size, count=config.loss.points
-        )
+        to_source0, to_source1 = (kept.to_source[rows, view] for view in (first, second))
+        warp = compose(invert(to_source1), to_source0)
+        points = shared_points(warp, draws, side=config.warp.size, count=config.loss.points)
         maps = [
-            torch.cat([layer[photo, view] for photo, view in shown]).float() for layer in kept.maps
+            torch.cat([layer[rows, view] for view in (first, second)]).float()
+            for layer in kept.maps
         ]
         hold = torch.full((), step < held_steps(config), device=device)
         with half_precision(device, config.train):

@@ -8,49 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from surefeat.learn.across import Second, second_points
 from surefeat.learn.config import Config, LossConfig, TrainConfig
-from surefeat.learn.warp import Draws, draw, two_views
+from surefeat.learn.warp import Draws, corresponding_points, draw, two_views
 from surefeat.model.network import DenseFeatures, Maps
 from surefeat.model.probability import negative_log_density
 
-Others = tuple[Tensor, Tensor, Second]
-"""Pixels and sizes of what second views show, and how it matches."""
-
-
-class Step(Protocol):
-    """One batch of photos -> loss, and sigma at the points (B, 2N)."""
-
-    def __call__(
-        self, pixels: Tensor, sizes: Tensor, draws: Draws, hold: Tensor,
-        others: Others | None = None,
-    ) -> tuple[PairLoss, Tensor]:  # fmt: skip
-        """hold: whether sigma is held."""
+Step = Callable[[Tensor, Tensor, Draws, Tensor], tuple["PairLoss", Tensor]]
+"""Pixels, sizes, draws and whether sigma is held -> loss, and sigma at the points (B, 2N)."""
 
 
 def make_step(network: Callable[[Tensor], Maps], config: Config, device: torch.device) -> Step:
     """One batch, as in the paper, as a function; compiled where wanted."""
 
-    def step(
-        pixels: Tensor, sizes: Tensor, draws: Draws, hold: Tensor, others: Others | None = None
-    ) -> tuple[PairLoss, Tensor]:
-        shown, second = (others[:2], others[2]) if others else (None, None)
-        views = two_views(pixels, sizes, draws, config.warp, config.colour, second=shown)
-        points = second_points(
-            views.to_source, second, draws, side=config.warp.size, count=config.loss.points
-        )
+    def step(pixels: Tensor, sizes: Tensor, draws: Draws, hold: Tensor) -> tuple[PairLoss, Tensor]:
+        views = two_views(pixels, sizes, draws, config.warp, config.colour)
+        points0, points1, valid = corresponding_points(views, draws, count=config.loss.points)
         both = torch.cat([views.view0, views.view1])
         if both.device.type == "cuda":
             both = both.contiguous(memory_format=torch.channels_last)
         amp = config.train.amp and both.device.type != "cpu"
         with torch.autocast(both.device.type, torch.bfloat16, enabled=amp):
             maps = network(both)
-        return loss_of_maps(maps, points, config.loss, hold)
+        return loss_of_maps(maps, (points0, points1, valid), config.loss, hold)
 
     if not compiles(config.train, device):
         return step

@@ -26,15 +26,12 @@ from surefeat.data.decode import (
     Place,
     Skipped,
     StreamedBatches,
-    batch_indices,
     choose_memory,
     content_hash,
     decode_all,
 )
 from surefeat.data.sources import find_images
 from surefeat.learn import loop
-from surefeat.learn.across import PHOTOS as MATCHED_PHOTOS
-from surefeat.learn.across import Partners, chosen_photos, find_partners
 from surefeat.learn.config import (
     Config,
     DataConfig,
@@ -45,18 +42,10 @@ from surefeat.learn.config import (
     preset,
 )
 from surefeat.learn.kept import keep_views, kept_losses
-from surefeat.learn.loss import (
-    Others,
-    PairLoss,
-    held_steps,
-    make_step,
-    reason_to_stop,
-    step_draws,
-)
+from surefeat.learn.loss import PairLoss, held_steps, make_step, reason_to_stop, step_draws
 from surefeat.learn.runs import Run, alone, list_skipped
 from surefeat.learn.selfcheck import SelfCheck, beside_shipped, self_check
 from surefeat.learn.trust import PHOTOS, Trust, trust_without_labels
-from surefeat.model.config import SHIPPED_TRUNKS
 from surefeat.model.network import DenseFeatures
 
 _LOG = logging.getLogger(__name__)
@@ -339,14 +328,12 @@ def train(
         complain=lambda step, values: reason_to_stop(step, values, config.loss),
         report=shown and shown[0], tick=shown and shown[1],
     ))  # fmt: skip
-    partners = _partners(model, batches, run, settings, part=log.part, quiet=shown is None)
     if settings.kept_views:
         assert isinstance(batches, Batches)
         kept = keep_views(model, batches, config, quiet=shown is None)
-        partners = partners and partners.of(kept.photos)
-        losses = kept_losses(model, kept, job.todo(), config, partners)
+        losses = kept_losses(model, kept, job.todo(), config)
     else:
-        losses = view_losses(model, batches, job, config, overfit, partners)
+        losses = view_losses(model, batches, job, config, overfit)
     return loop.run_steps(job, pair_steps(losses, job, settings), fast=settings.amp)
 
 
@@ -375,40 +362,10 @@ def _check_kept(model: DenseFeatures, batches: Feed, config: Config, part: Part)
         raise ValueError(f"kept views are for one process and photos that fit in memory; {fix}")
 
 
-def _partners(
-    model: DenseFeatures, batches: Feed, run: Run, settings: TrainConfig, *, part: Part, quiet: bool
-) -> Partners | None:
-    """Which photos match, and where, if that is wanted and can be known; found once in a run."""
-    if not settings.across or part.world > 1 or not isinstance(batches, Batches):
-        return None
-    file, device = run.folder / "partners.safetensors", model.device
-    if file.is_file():
-        return Partners.load(file).to(device)
-    name = SHIPPED_TRUNKS.get(model.config.trunk)
-    shipped = DenseFeatures.from_pretrained(name, device=device) if name else None
-    total = len(batches.pixels)
-    if shipped is None or shipped.reliability is None or total < _FEW:
-        return None
-    rows = chosen_photos(total, MATCHED_PHOTOS, seed=settings.seed)
-    sizes = batches.sizes[rows].tolist()
-    photos = [batches.pixels[row, :, :h, :w] for row, (h, w) in zip(rows, sizes, strict=True)]
-    partners = find_partners(shipped, photos, rows=rows, total=total, quiet=quiet)
-    partners.save(file)
-    matched, pairs = int((partners.count > 0).sum()), int(partners.count.sum()) // 2
-    _LOG.info("%d of %d photos match others, %d pairs of them", matched, len(rows), pairs)
-    return partners.to(device)
-
-
 def view_losses(
-    model: DenseFeatures,
-    batches: Feed,
-    job: loop.Job,
-    config: Config,
-    overfit: bool,
-    partners: Partners | None,
+    model: DenseFeatures, batches: Feed, job: loop.Job, config: Config, overfit: bool
 ) -> Iterator[tuple[PairLoss, Tensor]]:
-    """Of each step: two new views of every image of a batch, the second perhaps of another that
-    matches, and all pairs of their points."""
+    """Of each step: two new views of every image of a batch, all pairs of their points."""
     settings, part, device = config.train, job.log.part, job.log.device
     take = make_step(_shared(model, part, settings), config, device)
     drawn = [0] * len(job.todo()) if overfit else job.todo()
@@ -416,14 +373,7 @@ def view_losses(
     for step, seen, (pixels, sizes) in zip(job.todo(), drawn, feed, strict=True):
         draws = step_draws(seen, config, device).part(part.rows(settings.batch))
         hold = torch.full((), step < held_steps(config), device=device)
-        others: Others | None = None
-        if partners is not None and isinstance(batches, Batches):
-            rows = batch_indices(
-                seen, batch=settings.batch, count=len(batches.pixels), seed=settings.seed
-            )
-            second = partners.second(rows.to(device), draws, settings.across)
-            others = (*batches.at(second.photo), second)
-        yield take(pixels, sizes, draws, hold, others)
+        yield take(pixels, sizes, draws, hold)
 
 
 def _shared(model: DenseFeatures, part: Part, config: TrainConfig) -> nn.Module:

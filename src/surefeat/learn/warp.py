@@ -3,7 +3,6 @@
 Everything is drawn per image from one generator and rendered once, on the tensors' device.
 Convention: a view's affine map takes view pixels to source pixels (the inverse warp that rendering
 needs); `Views.warp` takes pixels of view 0 to pixels of view 1, the paper's g = ghat' o ghat^-1.
-A second view may show another image (learn.across); then matched places stand for the warp.
 """
 
 from __future__ import annotations
@@ -30,13 +29,8 @@ class Views:
     """(B, 3, S, S) in [0, 1]."""
     view1: Tensor
     """(B, 3, S, S) in [0, 1]."""
-    to_source: Tensor
-    """(B, 2, 2, 3): of each of the two views, its pixels -> pixels of the image it shows."""
-
-    @property
-    def warp(self) -> Tensor:
-        """(B, 2, 3): pixels of view 0 -> pixels of view 1, where both show one image."""
-        return compose(invert(self.to_source[:, 1]), self.to_source[:, 0])
+    warp: Tensor
+    """(B, 2, 3): pixels of view 0 -> pixels of view 1."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +45,10 @@ class Draws:
     """(B, 2, 9) in [0, 1): per view 4 switches, 4 amounts, order."""
     points: Tensor
     """(B, K, 2) in [0, 1): candidate points of view 0."""
-    partner: Tensor
-    """(B, 2) in [0, 1): whether the second view shows another image, and which."""
 
     def part(self, rows: slice) -> Draws:
         """The draws of some of the images."""
-        return Draws(**{name: value[rows] for name, value in vars(self).items()})
+        return Draws(self.affine[rows], self.flip[rows], self.colour[rows], self.points[rows])
 
 
 # Candidates per wanted point: enough that a pair overlapping by a quarter still fills its set.
@@ -74,45 +66,31 @@ def draw(batch: int, *, points: int, generator: torch.Generator) -> Draws:
         flip=uniform(batch),
         colour=uniform(batch, 2, 9),
         points=uniform(batch, _CANDIDATES * points, 2),
-        partner=uniform(batch, 2),
     )
 
 
 def two_views(
-    pixels: Tensor,
-    sizes: Tensor,
-    draws: Draws,
-    warp: WarpConfig,
-    colour: ColourConfig,
-    *,
-    second: tuple[Tensor, Tensor] | None = None,
+    pixels: Tensor, sizes: Tensor, draws: Draws, warp: WarpConfig, colour: ColourConfig
 ) -> Views:
     """Render both views of images that lie in the top-left corner of a canvas.
 
-    pixels: (B, 3, H, W) uint8 or float in [0, 1]; sizes: (B, 2) used (height, width); second: the
-    same of what the second views show, if that is something else.
+    pixels: (B, 3, H, W) uint8 or float in [0, 1]; sizes: (B, 2) used (height, width).
     """
-    source = _unit_range(pixels)
-    other, other_sizes = (_unit_range(second[0]), second[1]) if second else (source, sizes)
-    to_source = view_maps(torch.stack([sizes, other_sizes], 1), draws, warp)
-    view0 = render(source, sizes, to_source[:, 0], side=warp.size)
-    view1 = render(other, other_sizes, to_source[:, 1], side=warp.size)
+    to_source = view_maps(sizes, draws, warp)
+    source = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+    view0, view1 = (render(source, sizes, to_source[:, i], side=warp.size) for i in (0, 1))
     view0, view1 = (
         change_colour(view, draws.colour[:, i], colour) for i, view in enumerate((view0, view1))
     )
-    return Views(view0, view1, to_source)
-
-
-def _unit_range(pixels: Tensor) -> Tensor:
-    return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+    pair = compose(invert(to_source[:, 1]), to_source[:, 0])
+    return Views(view0=view0, view1=view1, warp=pair)
 
 
 def view_maps(sizes: Tensor, draws: Draws, config: WarpConfig) -> Tensor:
     """(B, 2, 2, 3): for each of the two views, view pixels -> source pixels.
 
-    sizes: (B, 2) of the images, or (B, 2, 2) of the image of each view. A view is a square of
-    `zoom` times the image's side (geometric mean of width and height), centred on the image, then
-    transformed by the random linear map and shift.
+    A view is a square of `zoom` times the image's side (geometric mean of width and height),
+    centred on the image, then transformed by the random linear map and shift.
     """
     uniform = draws.affine * 2 - 1
     angle = uniform[..., 0] * math.radians(config.rotation)
@@ -126,10 +104,10 @@ def view_maps(sizes: Tensor, draws: Draws, config: WarpConfig) -> Tensor:
     turned[:, 1, 0] = torch.where(draws.flip < config.mirrored, -1.0, 1.0)[:, None]
     linear = linear * turned
 
-    extent = sizes.to(linear.dtype).flip(-1).reshape(len(sizes), -1, 2)  # (width, height)
-    half_side = extent.prod(-1).sqrt() * zoom / 2
+    extent = sizes.to(linear.dtype).flip(-1)  # (width, height)
+    half_side = extent.prod(-1).sqrt()[:, None] * zoom / 2
     shift = uniform[..., 5:7] * config.translation * half_side[..., None]
-    centre = (extent - 1) / 2 + shift
+    centre = (extent - 1)[:, None] / 2 + shift
     # View pixels v in [0, S-1] are centred on (S-1)/2 and scaled so that S pixels span the side.
     scaled = linear * (half_side * 2 / config.size)[..., None, None]
     middle = torch.full_like(centre, (config.size - 1) / 2)
@@ -185,25 +163,13 @@ def shared_points(
     """The same for views of `side` pixels that are not at hand, only their warp (B, 2, 3)."""
     candidates = draws.points * side - 0.5
     moved = apply_affine(warp, candidates)
-    points0, points1, inside = pick_inside(candidates, moved, side=side, count=count)
-    return points0, points1, inside > 0
-
-
-def pick_inside(
-    points0: Tensor, points1: Tensor, *, side: int, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The first `count` of candidates (B, K, 2) in view 0 and view 1 that lie inside both.
-
-    -> points0 and points1 (B, count, 2), repeated where they are fewer, and how many (B,) do.
-    """
-    both = torch.cat([points0, points1], -1)
-    inside = ((both >= -0.5) & (both <= side - 0.5)).all(-1)
+    inside = ((moved >= -0.5) & (moved <= side - 0.5)).all(-1)
     # Stable sort keeps the random order among the candidates that stay inside.
     order = inside.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
     found = inside.sum(1, keepdim=True)
     slot = torch.arange(count, device=order.device)[None] % found.clamp_min(1)
     chosen = order.gather(1, slot)[..., None].expand(-1, -1, 2)
-    return points0.gather(1, chosen), points1.gather(1, chosen), found[:, 0]
+    return candidates.gather(1, chosen), moved.gather(1, chosen), found[:, 0] > 0
 
 
 def change_colour(images: Tensor, draws: Tensor, config: ColourConfig) -> Tensor:

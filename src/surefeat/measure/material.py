@@ -246,10 +246,7 @@ class FeatureStore:
 
 def seen_at(row: Row, images: Tensor, protocol: Protocol) -> list[Features]:
     """Features of squares (B, 3, S, S) uint8 at the protocol's inputs, in the frame of its side."""
-    by_input = []
-    for n in protocol.seen:
-        square = resize(images, size=(n, n))
-        by_input.append(row.extract(square))
+    by_input = [row.extract(resize(images, size=(n, n))) for n in protocol.seen]
     joined = [join_scales(parts) for parts in zip(*by_input, strict=True)]
     side = (protocol.side, protocol.side)
     return [replace(one, frame=Frame(side, one.frame.network)) for one in joined]

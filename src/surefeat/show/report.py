@@ -301,7 +301,7 @@ def _example_views(images: list[Tensor], config: Config) -> tuple[Views, Tensor,
     draws = draw(len(images), points=_POINTS, generator=generator)
     views = two_views(canvas, sizes, draws, config.warp, config.colour)
     points0, points1, valid = corresponding_points(views, draws, count=_POINTS)
-    kept = Views(views.view0[valid], views.view1[valid], views.to_source[valid])
+    kept = Views(views.view0[valid], views.view1[valid], views.warp[valid])
     return kept, points0[valid], points1[valid]
 
 
