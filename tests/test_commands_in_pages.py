@@ -143,6 +143,7 @@ SERVES = "demo"
 
 QUICKLY_HERE = {
     "mean-flow": "--pairs 1 --inputs 48 --measures mean-flow",
+    "match-slower": "--pairs 1 --measures own --shifted",
     "--rows ours resnet50-hc": "--init {weights} --inputs 64",
     "--rows resnet50-hc": "--init {weights}",
     "--fit detector": "--sure 0.1 --no-pictures",
