@@ -277,11 +277,10 @@ class Relate:
             write_figure(relation_matrix(relations), self.out / "matrix.png")
         large = [len(group) for group in relations.groups if len(group) > 1]
         alone = sum(len(group) == 1 for group in relations.groups)
-        said = f"{len(relations.names)} photos: {len(large)} groups"
+        said = f"photos: {len(relations.names)}; groups: {len(large)}"
         said += f" (of {', '.join(map(str, large[:8]))}{' ...' if large[8:] else ''})" * bool(large)
-        said += f", {alone} photos alone; " + f"{len(relations.skipped)} skipped; " * bool(
-            relations.skipped
-        )
+        said += f"; alone: {alone}; "
+        said += f"skipped: {len(relations.skipped)}; " * bool(relations.skipped)
         say(relations.to_dict(), to_script=self.json, words=f"{said}look at {self.out}")
 
 
