@@ -276,10 +276,9 @@ class Relate:
             write_figure(group_sheet(relations), self.out / "groups.png")
             write_figure(relation_matrix(relations), self.out / "matrix.png")
         large = [len(group) for group in relations.groups if len(group) > 1]
-        alone = sum(len(group) == 1 for group in relations.groups)
         said = f"photos: {len(relations.names)}; groups: {len(large)}"
         said += f" (of {', '.join(map(str, large[:8]))}{' ...' if large[8:] else ''})" * bool(large)
-        said += f"; alone: {alone}; "
+        said += f"; alone: {len(relations.groups) - len(large)}; "
         said += f"skipped: {len(relations.skipped)}; " * bool(relations.skipped)
         say(relations.to_dict(), to_script=self.json, words=f"{said}look at {self.out}")
 

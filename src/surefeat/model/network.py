@@ -26,6 +26,7 @@ from surefeat.core.image import ImageLike, image_size, load, prepare
 from surefeat.data.sources import folder_paths
 from surefeat.model.config import (
     SETTINGS,
+    SHIPPED_TRUNKS,
     WEIGHTS,
     ModelConfig,
     Trained,
@@ -94,8 +95,9 @@ class DenseFeatures(nn.Module):
             self.config.head, [taps[name] for name in self.seen], channels=self.config.channels,
             sigma_floor=self.config.sigma_floor,
         )  # fmt: skip
-        self.register_buffer("mean", torch.tensor(self.trunk.mean)[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(self.trunk.std)[:, None, None], persistent=False)
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(self.trunk, name), device="cpu")[:, None, None]
+            self.register_buffer(name, values, persistent=False)
         self.mean: Tensor
         self.std: Tensor
 
@@ -317,12 +319,14 @@ class DenseFeatures(nn.Module):
         if checkpoint is not None and not (folder / SETTINGS).is_file():
             return cls._of_checkpoint(folder, checkpoint).eval().to(where)
         config, weights, digest = read_settings(folder)
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        # Nothing is drawn that the weights replace; the caller's random numbers stay as they are.
+        empty = torch.device("meta" if config.trunk in SHIPPED_TRUNKS else "cpu")
+        with torch.random.fork_rng(devices=[]), empty:
             model = cls(config)
         state = widen(read_tensors(weights)[0])
         check_finite(state, what=str(weights))
         try:
-            model.load_state_dict(state)
+            model.load_state_dict({k: v.clone() for k, v in state.items()}, assign=True)
         except RuntimeError as error:
             raise ValueError(f"{folder}: weights and {SETTINGS} are of different models") from error
         known = Reliability.load(folder)
