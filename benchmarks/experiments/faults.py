@@ -12,6 +12,7 @@ import ast
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
@@ -107,6 +108,11 @@ def faults_of(file: str, text: str, defaults: dict[str, str], needed: set[str]) 
     return faults
 
 
+@cache
+def _places_of(text: str) -> list[tuple[ast.expr | ast.stmt, str, bool]]:
+    return list(_places(ast.parse(text)))
+
+
 def faults_by_hand(listed: Path, source: Path) -> list[Fault]:
     """Those of a list, a line each: file ::: text that stands there once ::: what the fault puts.
 
@@ -124,7 +130,7 @@ def faults_by_hand(listed: Path, source: Path) -> list[Fault]:
         start = text.index(old)
         first, last = (text.count("\n", 0, end) + 1 for end in (start, start + len(old.rstrip())))
         where, inside = "", False
-        for node, name, within in _places(ast.parse(text)):
+        for node, name, within in _places_of(text):
             if node.lineno <= first and (node.end_lineno or 0) >= last:
                 where, inside = name, within
         faults.append(Fault(file, first, last, (start, start + len(old)), old, new, "by hand",
