@@ -451,7 +451,7 @@ def summary() -> str:
         "res4e@320": "untrained: res4e of a ResNet-50, photos seen as squares",
         "match": "**surefeat**, as it ships: `surefeat match`",
         "match-slower": "`surefeat match --slower`: photos seen larger and mirrored too",
-        "birds200@320": "after `surefeat pretrain` on 200 other photos of birds, on a CPU",
+        "birds200@320": "after `pretrain` on 200 other photos of birds, on a CPU; seen as squares",
     }.items():
         shown = ((pascal, scnet), (pascal, img), (birds, scnet))
         cells = [score.shown(score.of(of[row]) if row in of else None) for of, score in shown]

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from sets import write_model
 from surefeat.core.files import write_json
 from surefeat.learn.config import ColourConfig, WarpConfig
-from surefeat.learn.selfcheck import SelfCheck, _match, _summary, check_folder, self_check
+from surefeat.learn.selfcheck import (
+    SelfCheck,
+    _match,
+    _summary,
+    beside_shipped,
+    check_folder,
+    self_check,
+)
 from surefeat.model.network import DenseFeatures, Maps
 from tiny import SIDE, canvas, images
 
@@ -246,4 +253,8 @@ def test_the_model_that_ships_stands_beside_another_one(
     assert alone.shipped == {}
     assert beside.shipped == alone.accuracy
     assert beside.to_dict()["shipped@0.1"] == alone.accuracy[0.1]
+    # Before a training that starts from it, the model that ships is no other model either.
+    start = DenseFeatures.from_pretrained(shipped)
+    start.set_trained("head")
+    assert beside_shipped(start.eval(), lambda _: alone).shipped == {}
     assert beside.lower_layers == alone.lower_layers  # which another head leaves as they are

@@ -177,7 +177,9 @@ def test_seeds_of_one_line_share_all_but_their_weights(benchmark: str) -> None:
 
 def test_the_shipped_model_is_that_of_its_rows() -> None:
     shipped = file_hash(model_folder(None) / WEIGHTS)
-    files = [path for path in MATCHING if path.stem.endswith("-test-ours@320")]
+    rows = ("ours@320", "match", "match-slower")
+    files = [path for path in MATCHING if path.stem.partition("-test-")[2] in rows]
+    assert len(files) == 8
     assert {read_result(path)["weights_sha256"] for path in files} == {shipped}
 
 
@@ -193,6 +195,13 @@ def test_the_headline_numbers_were_measured_with_the_settings_of_today() -> None
     row = config["row"]
     assert (row["descriptor_weight"], row["lower_weight"]) == POINT_WEIGHTS
     assert tuple(row["region_weights"]) == REGION_WEIGHTS
+
+
+@pytest.mark.parametrize("row", ["match", "match-slower"])
+def test_what_the_commands_do_was_measured_with_the_votes_of_today(row: str) -> None:
+    config = read_result(OURS.with_name(f"pf-pascal-test-{row}.json"))["config"]
+    assert config["protocol"]["voting"] == plain(Protocol())["voting"]
+    assert (config["row"]["descriptor_weight"], config["row"]["lower_weight"]) == POINT_WEIGHTS
 
 
 def test_few_shot_numbers_were_measured_with_the_detector_of_today() -> None:

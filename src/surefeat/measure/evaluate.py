@@ -166,26 +166,14 @@ def evaluate(
 
 
 def evaluate_rows(
-    benchmark: Name,
-    data: str | Path,
-    *,
-    rows: Sequence[str | Row] = ("ours",),
-    model: str | Path | None = None,
-    init: Sequence[str | Path] = ("imagenet",),
-    out: str | Path = "results",
-    split: str = "test",
-    images: str | Path | None = None,
-    proposals: str | Path | None = None,
-    boxes: int = 1000,
-    seed: int = 0,
-    measures: Sequence[Measure] = USUAL,
-    shifted: Sequence[Measure] = SHIFTED,
-    side: int = 224,
-    inputs: Sequence[int] = (),
-    pairs: int | None = None,
-    device: str | torch.device | None = None,
-    quiet: bool = False,
-) -> list[Path]:
+    benchmark: Name, data: str | Path, *, rows: Sequence[str | Row] = ("ours",),
+    model: str | Path | None = None, init: Sequence[str | Path] = ("imagenet",),
+    out: str | Path = "results", split: str = "test", images: str | Path | None = None,
+    proposals: str | Path | None = None, boxes: int = 1000, seed: int = 0,
+    measures: Sequence[Measure] = USUAL, shifted: Sequence[Measure] = SHIFTED, side: int = 224,
+    inputs: Sequence[int] = (), pairs: int | None = None,
+    device: str | torch.device | None = None, quiet: bool = False,
+) -> list[Path]:  # fmt: skip
     """Measure rows (see rows.build_row; built ones are taken as they are) on a benchmark.
 
     Returns the paths of their result files.
@@ -216,7 +204,9 @@ def evaluate_rows(
     )  # fmt: skip
     if protocol.inputs:
         seen = "+".join(map(str, protocol.inputs))
-        built = [replace(row, name=f"{row.name}@{seen}") for row in built]
+        # Rows with a way of their own alone never see that square.
+        built = [row if row.measures == ("own",) else replace(row, name=f"{row.name}@{seen}")
+                 for row in built]  # fmt: skip
     out = Path(out)
     file = Path(proposals) if proposals else out / "cache" / f"proposals-{benchmark}.sqlite"
     material = prepare_material(asked, protocol, proposals=file, quiet=quiet)

@@ -193,20 +193,11 @@ def _scaled(maps: Tensor, *, unit: bool) -> Tensor:
     return F.normalize(maps, dim=1) if unit else maps
 
 
-AS_MATCHED = ("match", "match-slower")
-"""Rows of the model `ours` as two commands treat photos: seen as they are, not as squares."""
-
-_SEARCHED = tuple(name for name in MEASURES if name != "own")
-
-
 def model_row(
     name: str, source: str | Path | None, *, device: torch.device,
-    layer_weights: tuple[float, float] = (1.0, 1.0), slower: bool = False,
+    layer_weights: tuple[float, float] = (1.0, 1.0),
 ) -> Row:  # fmt: skip
-    """A trained model (a run or model folder; None: the one that ships), lower layer included.
-
-    Its own way is what `surefeat match` does to photos, or `match --slower`; see AS_MATCHED.
-    """
+    """A trained model (a run or model folder; None: the one that ships), lower layer included."""
     model = DenseFeatures.from_pretrained(source, device=device).requires_grad_(False)
 
     def extract(images: Tensor) -> list[Features]:
@@ -217,10 +208,6 @@ def model_row(
     def layers(images: Tensor) -> Sequence[Tensor]:
         maps, layers = model.forward_with_layers(images.float() / 255)
         return maps.descriptors, layers[0]
-
-    def transfer(image0: Tensor, image1: Tensor, points: Tensor) -> Tensor:
-        first, second = model.extract([image0, image1], slower=slower)
-        return match_points(first, second, points).points1
 
     return Row(
         name,
@@ -233,10 +220,25 @@ def model_row(
         lower_weight=POINT_WEIGHTS[1],
         region_weights=REGION_WEIGHTS,
         confidence=model.has_confidence,
-        measures=_SEARCHED,
-        transfer=transfer,
         settings={"trunk": model.config.trunk, "lower": "+".join(model.lower)},
     )
+
+
+AS_MATCHED = ("match", "match-slower")
+"""Rows of the model `ours` as two commands treat photos: seen as they are, not as squares."""
+
+
+def matched_row(name: str, source: str | Path | None, *, device: torch.device) -> Row:
+    """What `surefeat match` does to photos, or `match --slower`: measured by `own` alone."""
+    model, slower = DenseFeatures.from_pretrained(source, device=device), name == AS_MATCHED[1]
+
+    def transfer(image0: Tensor, image1: Tensor, points: Tensor) -> Tensor:
+        first, second = model.extract([image0, image1], slower=slower)
+        return match_points(first, second, points).points1
+
+    row = model_row(name, source, device=device)
+    seen = {"longest_side": model.config.longest_side, "slower": slower}
+    return replace(row, measures=("own",), transfer=transfer, settings={**row.settings, **seen})
 
 
 @dataclass(frozen=True)
@@ -395,14 +397,10 @@ WITHOUT_LEARNING: dict[str, tuple[Describe, dict[str, float]]] = {
 
 
 def build_row(
-    name: str,
-    *,
-    device: torch.device,
-    model: str | Path | None = None,
-    init: Sequence[str | Path] = ("imagenet",),
-    raw: bool = False,
+    name: str, *, device: torch.device, model: str | Path | None = None,
+    init: Sequence[str | Path] = ("imagenet",), raw: bool = False,
     layer_weights: tuple[float, float] = (1.0, 1.0),
-) -> Row:
+) -> Row:  # fmt: skip
     """A row by name: `ours`, `match` or `match-slower` (from `model`), an untrained one,
     timm:NETWORK/TAP for a layer of any timm network, or NAME=FOLDER for another model.
 
@@ -414,8 +412,7 @@ def build_row(
         source = model if name == "ours" else folder
         return model_row(title, source, device=device, layer_weights=layer_weights)
     if name in AS_MATCHED:
-        row = model_row(name, model, device=device, slower=name == AS_MATCHED[1])
-        return replace(row, measures=("own",))
+        return matched_row(name, model, device=device)
     if name in UNTRAINED:
         return imagenet_row(name, UNTRAINED[name], init=init, device=device, unit=not raw)
     if name.startswith("timm:"):
